@@ -1,0 +1,105 @@
+"""What the planner decided, pass by pass, and why the rest waits."""
+
+from django.db import models
+from django.db.models import F, Q
+
+from apps.inventory.models import AcceleratorType
+from apps.jobs.models import Job
+from apps.teams.models import Team
+
+
+class PolicySetting(models.Model):
+    """The policy in force, as fields of engine.policy.Policy; one row."""
+
+    singleton = models.BooleanField(default=True, unique=True)
+    values = models.JSONField(default=dict)
+    version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(singleton=True), name="one_policy")]
+
+
+class Pass(models.Model):
+    """One run of the planner."""
+
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField(null=True, blank=True)
+    cursor_transaction_id = models.BigIntegerField(default=0, help_text="Events up to here were seen.")
+    cursor_event_id = models.BigIntegerField(default=0)
+    n_queued = models.PositiveIntegerField(default=0)
+    n_started = models.PositiveIntegerField(default=0)
+    n_waiting = models.PositiveIntegerField(default=0)
+    n_dropped = models.PositiveIntegerField(default=0, help_text="Decisions gone stale before they were written.")
+    is_refused = models.BooleanField(default=False, help_text="The checker found a broken rule; nothing was written.")
+    faults = models.JSONField(default=list)
+    phase_ms = models.JSONField(default=dict, help_text="Milliseconds by phase: load, plan, check, commit.")
+    next_boundary_at = models.DateTimeField(null=True, blank=True, help_text="Plan again then, even if nothing happens.")
+    summary = models.JSONField(default=dict, help_text="Waiting jobs and devices by reason, and the like.")
+
+    class Meta:
+        ordering = ["-id"]
+
+
+class Reason(models.Model):
+    """Why a job waits, as of the last pass that looked at it."""
+
+    job = models.OneToOneField(Job, models.CASCADE, related_name="reason")
+    pass_id = models.BigIntegerField()
+    at = models.DateTimeField()
+    code = models.CharField(max_length=30)
+    sentence = models.CharField(max_length=1000)
+    binding = models.JSONField(default=list, help_text="Every rule without which it would start.")
+    facts = models.JSONField(default=dict)
+    rank = models.PositiveIntegerField(default=0)
+    expected_start_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["code"], name="reason_by_code")]
+
+
+class Forecast(models.Model):
+    """When a job was expected to start, and where; later compared with what happened."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="forecasts")
+    made_at = models.DateTimeField()
+    expected_start_at = models.DateTimeField()
+    placement = models.JSONField(default=list)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(expected_start_at__gte=F("made_at")), name="forecast_is_ahead")]
+        indexes = [models.Index(fields=["job", "-made_at"], name="forecast_by_job")]
+
+
+class TeamUse(models.Model):
+    """Decayed use of one accelerator type by one team: what fair share weighs."""
+
+    team = models.ForeignKey(Team, models.CASCADE, related_name="use")
+    accelerator_type = models.ForeignKey(AcceleratorType, models.CASCADE)
+    decayed_device_s = models.FloatField(default=0)
+    as_of_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["team", "accelerator_type"], name="one_use_a_team_and_type"),
+            models.CheckConstraint(condition=Q(decayed_device_s__gte=0), name="use_is_not_negative"),
+        ]
+
+
+class UtilizationSample(models.Model):
+    """Devices of one type by what they did, at one instant."""
+
+    at = models.DateTimeField()
+    accelerator_type = models.ForeignKey(AcceleratorType, models.CASCADE)
+    is_simulated = models.BooleanField(default=False)
+    n_capacity = models.PositiveIntegerField()
+    n_unhealthy = models.PositiveIntegerField()
+    claimed = models.FloatField(help_text="Devices held, fractions added up.")
+    n_waiting_jobs = models.PositiveIntegerField(default=0)
+    waiting_devices = models.FloatField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["at", "accelerator_type", "is_simulated"], name="one_sample_an_instant_and_type"
+            )
+        ]

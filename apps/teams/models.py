@@ -1,0 +1,105 @@
+"""People, the tree of teams they belong to, what each team may use, and the tokens they sign in with."""
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.db.models import F, Q
+
+
+class FacilityRole(models.TextChoices):
+    NONE = "", "none"
+    AUDITOR = "auditor", "auditor"
+    OPERATOR = "operator", "operator"
+    POWER_ADMIN = "power_admin", "power admin"
+    ADMIN = "admin", "administrator"
+
+
+class User(AbstractUser):
+    """A person or a service account."""
+
+    facility_role = models.CharField(max_length=20, choices=FacilityRole.choices, default=FacilityRole.NONE, blank=True)
+    preferences = models.JSONField(default=dict, blank=True)
+
+    class Meta(AbstractUser.Meta):
+        constraints = [
+            models.CheckConstraint(condition=Q(facility_role__in=FacilityRole.values), name="user_role_is_known"),
+        ]
+
+
+class Team(models.Model):
+    """A node of the tree of teams. Siblings form a cohort: they lend to each other."""
+
+    name = models.CharField(max_length=120, unique=True)
+    parent = models.ForeignKey("self", models.PROTECT, null=True, blank=True, related_name="children")
+    weight = models.FloatField(default=1.0)
+    priority_ceiling = models.IntegerField(default=100, help_text="Highest priority a member may give a job.")
+    version = models.PositiveIntegerField(default=1, help_text="Counts changes; a save names the version it read.")
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(condition=Q(weight__gt=0) & Q(weight__lt=1e9), name="team_weight_is_positive"),
+            models.CheckConstraint(condition=~Q(parent=F("id")), name="team_is_not_its_own_parent"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class MemberRole(models.TextChoices):
+    MEMBER = "member"
+    LEAD = "lead"
+
+
+class Membership(models.Model):
+    team = models.ForeignKey(Team, models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(User, models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=MemberRole.choices, default=MemberRole.MEMBER)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["team", "user"], name="one_membership_a_person_and_team"),
+            models.CheckConstraint(condition=Q(role__in=MemberRole.values), name="membership_role_is_known"),
+        ]
+
+
+class Quota(models.Model):
+    """What a team owns of one accelerator type, and how far it borrows and lends. No row: nothing is owned."""
+
+    team = models.ForeignKey(Team, models.CASCADE, related_name="quotas")
+    accelerator_type = models.ForeignKey("inventory.AcceleratorType", models.CASCADE, related_name="quotas")
+    entitlement = models.PositiveIntegerField(default=0, help_text="Devices.")
+    borrow_limit = models.PositiveIntegerField(null=True, blank=True, help_text="Devices; empty: unlimited.")
+    lend_limit = models.PositiveIntegerField(null=True, blank=True, help_text="Devices; empty: unlimited.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["team", "accelerator_type"], name="one_quota_a_team_and_type"),
+        ]
+
+
+class Token(models.Model):
+    """A bearer token; only its digest is kept."""
+
+    user = models.ForeignKey(User, models.CASCADE, related_name="tokens")
+    name = models.CharField(max_length=120)
+    digest = models.CharField(max_length=64, unique=True, help_text="SHA-256 of the secret, hex.")
+    hint = models.CharField(max_length=8, help_text="First characters, to tell tokens apart.")
+    scopes = models.JSONField(default=list, help_text='["read"] or ["read", "write"]')
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+
+class IdempotentAnswer(models.Model):
+    """The answer already given to a POST with an Idempotency-Key: the same key gets the same answer."""
+
+    user = models.ForeignKey(User, models.CASCADE)
+    key = models.CharField(max_length=255)
+    fingerprint = models.CharField(max_length=64, help_text="Of method, path and body.")
+    status = models.PositiveSmallIntegerField(null=True, help_text="Empty while the first request is under way.")
+    body = models.JSONField(null=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "key"], name="one_answer_a_user_and_key")]
