@@ -1,0 +1,281 @@
+"""What the engine is told and what it answers: plain values, arrays over nodes, no object of any database.
+
+Positions (`*_index`, and every plain `int` that points at a node, kind, domain or team) are positions in the
+tuples and arrays of one Snapshot. Ids cross the edge, positions do not. Times are seconds on one axis chosen by the
+caller (virtual seconds in a simulation, epoch seconds live). Names serve sentences alone; nothing is decided by them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apps.jobs.spec import SHARE_STEPS
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+NONE = -1  # "no such position"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An accelerator type."""
+
+    id: int
+    name: str
+    memory_gib: float = 0.0
+    tdp_w: float = 0.0
+    idle_w: float = 0.0
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A subtree of the network, power, cooling or storage tree."""
+
+    id: int
+    name: str
+    kind: str
+    parent: int = NONE
+    limit_w: float = inf  # as set: at the meter for kind `facility`, IT load for all others
+    overhead_fixed_w: float = 0.0  # meter = fixed + k x IT load
+    overhead_k: float = 1.0
+
+    @property
+    def it_limit_w(self) -> float:
+        """The limit as IT load."""
+        return (self.limit_w - self.overhead_fixed_w) / self.overhead_k
+
+
+@dataclass(frozen=True, eq=False)
+class Facility:
+    """Nodes in canonical order: of two nodes that are equally good the earlier one is taken."""
+
+    kinds: tuple[Kind, ...]
+    domains: tuple[Domain, ...]
+    node_id: IntArray  # (n,)
+    node_name: tuple[str, ...]
+    kind: IntArray  # (n,) position in kinds
+    n_devices: IntArray  # (n,)
+    cpus: FloatArray  # (n,) inf: no limit
+    memory_gib: FloatArray  # (n,) inf: no limit
+    scale_up: IntArray  # (n,) position in domains, NONE: the node is its own
+    leaf: IntArray  # (n,)
+    power: IntArray  # (n,) its lowest power domain
+    cooling: IntArray  # (n,)
+    storage: IntArray  # (n,)
+    idle_w: FloatArray  # (n,) host at rest
+    speed: FloatArray  # (n,)
+    cluster: IntArray  # (n,) id of its cluster; 0 where that means nothing
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.node_id)
+
+    @cached_property
+    def lowest(self) -> tuple[IntArray, ...]:
+        """The lowest domain of each tree, per node."""
+        return (self.scale_up, self.leaf, self.power, self.cooling, self.storage)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What each replica of one group needs."""
+
+    n_replicas: int = 1
+    devices: int = 1  # whole devices of one node
+    share_steps: int = 0  # or this many millionths of one device
+    cpus: float = 0.0
+    memory_gib: float = 0.0
+    kinds: tuple[int, ...] = ()  # accepted kinds, best first; already filtered by memory; empty: none is acceptable
+    required: str | None = None  # all replicas of the group within one domain of this kind
+    preferred: str | None = None
+    peak_w: float | None = None  # per device under load; None: TDP
+    power_w: float | None = None
+    n_min: int | None = None  # elastic: bounds; None: n_replicas
+    n_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Everything that decides where a job fits. Build each distinct one once: identity is used to remember failures."""
+
+    asks: tuple[Ask, ...]
+    cluster: int = NONE  # id of the only cluster it may use
+    reservation: int = NONE  # position of the reservation it names
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A job that waits (or runs)."""
+
+    id: int
+    name: str
+    shape: Shape
+    team: int = NONE
+    user: int = NONE
+    priority: int = 0
+    submitted_s: float = 0.0
+    sequence: int = 0  # what was logged first, or the canonical order of a scenario; unique
+    limit_s: float = inf  # running time it may still use, by its declared limit
+    work_s: float = inf  # work left in seconds at full pace, where known and no limit is declared
+    not_before_s: float = -inf
+    retry_s: float = -inf  # not tried again before
+    deadline_s: float = inf
+    is_held: bool = False
+    waits_for: tuple[str, ...] = ()  # names of jobs it depends on that have not finished well yet
+    preemptible: bool = True
+    array: int = NONE  # id of its array
+    array_max: int = 0  # jobs of that array that may run at once; 0: any number
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of a placement: replicas of one group on one node. A fractional group has one entry a device."""
+
+    group: int
+    node: int
+    n_replicas: int
+    devices: tuple[int, ...]  # device indices on that node
+    share_steps: int = SHARE_STEPS  # of each of these devices
+
+
+Placing = tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job that holds devices."""
+
+    gang: Gang
+    placing: Placing
+    started_s: float
+    ends_s: float  # when its declared limit ends it, or its work does; inf: nobody knows
+    cap: float = 1.0  # share of TDP
+    is_leaving: bool = False  # asked to stop; still holds its devices
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A node of the tree of teams; maps are by position of kind. A kind that is absent is not owned (or not limited
+    where no team lists it)."""
+
+    id: int
+    name: str
+    parent: int = NONE
+    weight: float = 1.0
+    entitlement: Mapping[int, int] = field(default_factory=dict)
+    borrow_limit: Mapping[int, int] = field(default_factory=dict)  # absent: unlimited
+    lend_limit: Mapping[int, int] = field(default_factory=dict)  # absent: unlimited
+    decayed_use_s: Mapping[int, float] = field(default_factory=dict)  # device-seconds up to now, by kind
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """A reservation's window [start_s, end_s): either named nodes, or an amount of one kind."""
+
+    id: int
+    name: str
+    start_s: float
+    end_s: float
+    nodes: tuple[int, ...] = ()
+    kind: int = NONE
+    n_devices: int = 0
+    within: str | None = None  # kind of domain that must hold the whole amount
+    teams: frozenset[int] = frozenset()  # positions of teams; empty: nobody (maintenance)
+    is_flexible: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """One consistent picture of everything a pass looks at."""
+
+    now_s: float
+    facility: Facility
+    is_usable: BoolArray  # (n,) takes new work: healthy, not draining, not cooling down
+    is_failed: BoolArray  # (n,)
+    running: tuple[Running, ...] = ()
+    queue: tuple[Gang, ...] = ()
+    teams: tuple[Team, ...] = ()
+    bookings: tuple[Booking, ...] = ()
+    quota_is_checked: bool = True  # False: no teams at all
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How to decide. Weights and choices stand together here."""
+
+    backfill_depth: int | None = 64  # queued jobs that hold a future reservation: 0 strict, 1 EASY, None all
+    order: str = "priority"  # or "submit"
+    preemption: bool = True
+    packing: bool = True
+    shield_s: float = 0.0
+    half_life_s: float = 7 * 86400.0
+    backfill_order: str = "queue"  # or "shortest": walk the backfill candidates by limit, shortest first
+    explain: bool = True  # find reasons and forecasts of waiting jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """This job starts now, there."""
+
+    job_id: int
+    placing: Placing
+    kind: int  # accelerator type it got; NONE for a job that holds no devices
+    expected_end_s: float
+    cap: float = 1.0
+    why: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """This job waits. `code` is the first of `blocked_by`, the rules without which it would start now."""
+
+    job_id: int
+    code: str  # held, dependency, not_before, quota, resources, topology, power, reservation, priority, unhealthy
+    sentence: str  # with the numbers
+    blocked_by: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = 0  # place in the queue, from 1
+    expected_start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """This waiting job is promised this start; nothing that starts before may move it later."""
+
+    job_id: int
+    start_s: float
+    placing: Placing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    starts: tuple[Start, ...]
+    waits: tuple[Wait, ...]
+    reserves: tuple[Reserve, ...] = ()
+    next_boundary_s: float = inf  # look again then, even if nothing happens
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A rule that a plan breaks, as the checker found it."""
+
+    rule: str  # stable: device, gang, quota, power, node, topology, reservation, protection, order, dependency, ...
+    job_id: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """Proof that even the empty facility cannot hold a job."""
+
+    code: str
+    sentence: str  # "asks 24 H200, the facility has 16"
+    facts: Mapping[str, Any] = field(default_factory=dict)
