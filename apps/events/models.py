@@ -29,6 +29,7 @@ class Event(models.Model):
     actor_name = models.CharField(max_length=150, blank=True)
     source = models.CharField(max_length=64, blank=True, help_text="Address the request came from.")
     is_audit = models.BooleanField(default=False, help_text="A person changed something.")
+    is_private = models.BooleanField(default=False, help_text="For the actor, auditors and administrators alone.")
     reason = models.TextField(blank=True)
     before = models.JSONField(null=True, blank=True)
     after = models.JSONField(null=True, blank=True)

@@ -4,6 +4,10 @@ from django.db import models
 from django.db.models import F, Q
 
 
+# PostgreSQL holds NaN to be above every number, so a check without an upper bound would let it in.
+MAX_NUMBER = 1e12
+
+
 class AcceleratorType(models.Model):
     name = models.CharField(max_length=120, unique=True)
     memory_gib = models.FloatField(default=0)
@@ -18,7 +22,9 @@ class AcceleratorType(models.Model):
         ordering = ["name"]
         constraints = [
             models.CheckConstraint(
-                condition=Q(tdp_w__gt=0, idle_w__gte=0, speed__gt=0, memory_gib__gte=0, idle_w__lte=F("tdp_w")),
+                condition=Q(tdp_w__gt=0, idle_w__gte=0, speed__gt=0, memory_gib__gte=0, idle_w__lte=F("tdp_w"))
+                & Q(tdp_w__lt=MAX_NUMBER, speed__lt=MAX_NUMBER, memory_gib__lt=MAX_NUMBER)
+                & Q(cap_step_w__gt=0, cap_step_w__lt=MAX_NUMBER, cap_settle_s__gte=0, cap_settle_s__lt=MAX_NUMBER),
                 name="accelerator_numbers_are_sane",
             ),
         ]
@@ -121,14 +127,17 @@ class Node(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(n_devices__gte=1), name="node_has_devices"),
             models.CheckConstraint(
-                condition=Q(idle_w__gte=0, speed__gt=0)
-                & (Q(cpus=None) | Q(cpus__gte=0))
-                & (Q(memory_gib=None) | Q(memory_gib__gte=0)),
+                condition=Q(idle_w__gte=0, idle_w__lt=MAX_NUMBER, speed__gt=0, speed__lt=MAX_NUMBER)
+                & (Q(cpus=None) | Q(cpus__gte=0, cpus__lt=MAX_NUMBER))
+                & (Q(memory_gib=None) | Q(memory_gib__gte=0, memory_gib__lt=MAX_NUMBER)),
                 name="node_numbers_are_sane",
             ),
             models.CheckConstraint(condition=Q(health__in=Health.values), name="node_health_is_known"),
         ]
-        indexes = [models.Index(fields=["health", "name"], name="node_by_health")]
+        indexes = [
+            models.Index(fields=["health", "name"], name="node_by_health"),
+            models.Index(fields=["cluster", "name"], name="node_by_cluster"),
+        ]
 
     def __str__(self) -> str:
         return self.name

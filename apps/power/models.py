@@ -3,7 +3,7 @@
 from django.db import models
 from django.db.models import Q
 
-from apps.inventory.models import Domain
+from apps.inventory.models import MAX_NUMBER, Domain
 
 
 class PowerLimit(models.Model):
@@ -20,9 +20,11 @@ class PowerLimit(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=(Q(hard_limit_w=None) | Q(hard_limit_w__gte=0))
-                & (Q(limit_w=None) | Q(limit_w__gte=0))
-                & Q(overhead_fixed_w__gte=0, overhead_k__gt=0),
+                condition=(Q(hard_limit_w=None) | Q(hard_limit_w__gte=0, hard_limit_w__lt=MAX_NUMBER))
+                & (Q(limit_w=None) | Q(limit_w__gte=0, limit_w__lt=MAX_NUMBER))
+                & (Q(ramp_up_w_per_s=None) | Q(ramp_up_w_per_s__gt=0, ramp_up_w_per_s__lt=MAX_NUMBER))
+                & Q(overhead_fixed_w__gte=0, overhead_fixed_w__lt=MAX_NUMBER)
+                & Q(overhead_k__gt=0, overhead_k__lt=MAX_NUMBER),
                 name="power_limit_numbers_are_sane",
             ),
             models.CheckConstraint(
@@ -51,7 +53,7 @@ class PowerReading(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["domain", "source", "at"], name="one_reading_a_domain_source_instant"),
-            models.CheckConstraint(condition=Q(draw_w__gte=0), name="reading_is_not_negative"),
+            models.CheckConstraint(condition=Q(draw_w__gte=0, draw_w__lt=MAX_NUMBER), name="reading_is_not_negative"),
             models.CheckConstraint(condition=Q(quality__in=ReadingQuality.values), name="reading_quality_is_known"),
         ]
         indexes = [models.Index(fields=["domain", "-at"], name="reading_by_domain")]

@@ -3,7 +3,7 @@
 from django.db import models
 from django.db.models import F, Q
 
-from apps.inventory.models import Domain
+from apps.inventory.models import MAX_NUMBER, Domain
 
 
 class Dataset(models.Model):
@@ -12,7 +12,11 @@ class Dataset(models.Model):
 
     class Meta:
         ordering = ["name"]
-        constraints = [models.CheckConstraint(condition=Q(size_gib__gte=0), name="dataset_size_is_not_negative")]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(size_gib__gte=0, size_gib__lt=MAX_NUMBER), name="dataset_size_is_not_negative"
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name
