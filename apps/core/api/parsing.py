@@ -1,0 +1,107 @@
+"""JSON as it is meant: one value, no name twice, no number that is none."""
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any, NoReturn
+
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import BaseParser
+
+_DEEPEST = 64
+_LONGEST_NUMBER = 400
+
+
+class BadJSON(ValueError):
+    """The text is not JSON, or JSON that two readers would understand differently."""
+
+
+def loads_strict(text: str | bytes) -> Any:
+    """One JSON value. NaN, Infinity, a name given twice in an object, trailing junk and deep nesting are refused."""
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadJSON(f"not UTF-8 at byte {error.start}") from None
+    _check_depth(text)
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_no_name_twice,
+            parse_constant=_no_such_number,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except BadJSON:
+        raise
+    except json.JSONDecodeError as error:
+        raise BadJSON(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+
+
+class StrictJSONParser(BaseParser):
+    """`application/json` by loads_strict(); the top must be an object."""
+
+    media_type = "application/json"
+
+    def parse(
+        self,
+        stream: IO[bytes],
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            value = loads_strict(stream.read())
+        except BadJSON as error:
+            raise ParseError(f"The body is not valid JSON: {error}.", code="bad_json") from None
+        if not isinstance(value, dict):
+            raise ParseError("The body must be a JSON object.", code="bad_json")
+        return value
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BadJSON(f"the name {name[:80]!r} is given twice")
+        found[name] = value
+    return found
+
+
+def _no_such_number(word: str) -> NoReturn:
+    raise BadJSON(f"{word} is not a number in JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise BadJSON(f"the number {text[:40]} is too large")
+    return value
+
+
+def _whole(text: str) -> int:
+    # Python refuses to read some thousand digits, and reads many in quadratic time.
+    if len(text) > _LONGEST_NUMBER:
+        raise BadJSON("a number has too many digits")
+    return int(text)
+
+
+def _check_depth(text: str) -> None:
+    """Refuse what would exhaust the reader's stack. Brackets inside strings do not count."""
+    depth, in_string, escaped = 0, False, False
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return
+    for char in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                in_string = False
+        elif char == '"':
+            in_string = True
+        elif char in "[{":
+            depth += 1
+            if depth > _DEEPEST:
+                raise BadJSON(f"nested more than {_DEEPEST} deep")
+        elif char in "]}":
+            depth -= 1

@@ -1,0 +1,64 @@
+"""The kinds of trouble that are told apart: refused, and failed outside."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class DomainError(Exception):
+    """Refused, for a reason the caller can act on: a stable code and the facts behind it.
+
+    `errors` names the fields at fault, each as `{path, code, message}`, where fields are at fault.
+    """
+
+    code: str = "refused"
+    http_status: int = 409
+    errors: Sequence[Mapping[str, str]] = ()
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+
+class Forbidden(DomainError):
+    """The actor may see the thing, but not do this to it."""
+
+    code = "forbidden"
+    http_status = 403
+
+
+class NotFound(DomainError):
+    """There is no such thing, or none that the actor may know of."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class InvalidInput(DomainError):
+    """Input that breaks the rules for it; every error names the field it is in."""
+
+    code = "invalid"
+    http_status = 400
+
+    def __init__(self, errors: Sequence[Mapping[str, str]], message: str = "") -> None:
+        said = "; ".join(f"{error['path']}: {error['message']}" if error["path"] else error["message"] for error in errors)
+        super().__init__(message or said or "The input is not valid.")
+        self.errors = tuple(errors)
+
+    @classmethod
+    def of(cls, path: str, message: str, code: str = "invalid") -> "InvalidInput":
+        """One fault in one field."""
+        return cls([{"path": path, "code": code, "message": message}])
+
+
+class OutsideError(Exception):
+    """Something outside failed: a backend, a source, a mover.
+
+    Args:
+        permanent: Trying again cannot help.
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.permanent = permanent

@@ -1,0 +1,8 @@
+"""What /metrics shows. An app adds a collector in its AppConfig.ready(); values are read when asked for.
+
+Several web processes answer in turn, so nothing is counted in memory: each value comes from the database.
+"""
+
+from prometheus_client import CollectorRegistry
+
+registry = CollectorRegistry(auto_describe=False)

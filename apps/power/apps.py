@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class PowerConfig(AppConfig):
+    name = "apps.power"
+    label = "power"

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class StagingConfig(AppConfig):
+    name = "apps.staging"
+    label = "staging"

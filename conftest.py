@@ -1,0 +1,98 @@
+"""What every test may count on: a PostgreSQL, and a word about programs the machine lacks.
+
+The database is a throw-away server of our own, started once a run and shared by the workers of pytest-xdist (each
+has its own database in it); DATABASE_URL names another. Tests that touch no database start none.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_URL = "SWITCHYARD_TEST_DATABASE_URL"
+_require_all = os.environ.get("REQUIRE_ALL") == "1"
+
+
+class _ThrowAwayServer:
+    """The run's own PostgreSQL, from its first use to the end of the run."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._process: object = None
+
+    def url(self) -> str:
+        from apps.core import embedded_postgres
+
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="switchyard-test-"))
+            self._process = embedded_postgres.start_throw_away(self._folder / "pg")
+        return embedded_postgres.url(self._folder / "pg")
+
+    def stop(self) -> None:
+        from apps.core import embedded_postgres
+
+        if self._process is not None:
+            embedded_postgres.stop(self._process)  # type: ignore[arg-type]  # imported late: no Django in pure tests
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = self._process = None
+
+
+_server = _ThrowAwayServer()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("DATABASE_URL"):
+        os.environ[_URL] = os.environ["DATABASE_URL"]
+    is_controller = not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None)
+    if is_controller and _URL not in os.environ:
+        os.environ[_URL] = _server.url()  # the workers inherit it
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> str:
+    """A PostgreSQL that may be filled and thrown away."""
+    return os.environ.get(_URL) or _server.url()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    postgres_url: str,
+    django_db_modify_db_settings_parallel_suffix: None,
+) -> None:
+    """Point Django at the throw-away server before pytest-django makes the test database."""
+    from django.db import connections
+
+    from scheduler_site import environment
+
+    described = environment.database(postgres_url)
+    settings_dict = connections["default"].settings_dict
+    settings_dict.update({key: described[key] for key in ("USER", "PASSWORD", "HOST", "PORT", "OPTIONS")})
+    if not settings_dict["TEST"].get("NAME"):
+        settings_dict["TEST"]["NAME"] = f"test_{os.getpid()}_{described['NAME']}"
+
+
+def requires_program(*names: str) -> str:
+    """Path of the first of these programs that is here; without any, the test is skipped and says which it needs."""
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    pytest.skip(f"needs the program {' or '.join(names)}, which this machine lacks")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> Iterator[None]:
+    """With REQUIRE_ALL=1 nothing may be left out: a skip is a failure."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result object
+    if _require_all and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        where = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.longrepr = f"REQUIRE_ALL=1, but this test was skipped: {where}"

@@ -1,0 +1,57 @@
+"""Celery: which queue each task goes to, what beats how often, and what wakes whom.
+
+Every loop looks at rows as they are, so a task may run twice, late, or after a crash. Losing the broker loses nothing:
+the beat asks again.
+"""
+
+import os
+from typing import Any
+
+from celery import Celery
+from kombu import Queue
+
+from scheduler_site import broker
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "scheduler_site.settings")
+broker.register()
+
+app = Celery("switchyard")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+
+PLANNING, EXECUTION, POWER, ROLLUPS = "planning", "execution", "power", "rollups"
+
+
+def _beat(task: str, *, every_s: float) -> dict[str, Any]:
+    # A beat that nobody took before the next one is of no use to anybody.
+    return {"task": task, "schedule": every_s, "options": {"expires": every_s}}
+
+
+app.conf.update(
+    task_queues=[Queue(name) for name in (PLANNING, EXECUTION, POWER, ROLLUPS)],
+    task_default_queue=ROLLUPS,
+    task_routes={
+        "scheduling.*": {"queue": PLANNING},
+        "execution.*": {"queue": EXECUTION},
+        "power.*": {"queue": POWER},
+        "*": {"queue": ROLLUPS},
+    },
+    beat_schedule={
+        "plan": _beat("scheduling.run_pass", every_s=5.0),
+        "reconcile": _beat("execution.reconcile", every_s=1.0),
+    },
+    # Beats need no memory: what they start looks at the database. A file would only be there to be torn by a kill.
+    beat_scheduler="celery.beat:Scheduler",
+    beat_max_loop_interval=1.0,
+    task_ignore_result=True,
+    task_acks_late=False,
+    task_serializer="json",
+    accept_content=["json"],
+    timezone="UTC",
+    worker_prefetch_multiplier=1,
+    # Nobody asks workers anything by broker; without it the embedded broker needs no fan-out.
+    worker_enable_remote_control=False,
+    worker_send_task_events=False,
+    worker_hijack_root_logger=False,
+    broker_connection_retry_on_startup=True,
+)

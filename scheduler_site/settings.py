@@ -1,0 +1,216 @@
+"""Settings. What differs from site to site comes from the environment:
+
+DATABASE_URL        postgresql://user:password@host/name; without it, the embedded server under var/
+CELERY_BROKER_URL   Redis or RabbitMQ; without it, files under var/broker
+SECRET_KEY          without it, one is made and kept in var/secret-key
+ALLOWED_HOSTS       host names, parted by commas; naming any also turns HTTPS on
+HTTPS               1 or 0: cookies, redirects and HSTS as behind TLS
+SWITCHYARD_VAR      folder for everything that changes (var)
+"""
+
+import os
+from pathlib import Path
+
+from apps.core import embedded_postgres
+from scheduler_site import environment
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+VAR_DIR = Path(os.environ.get("SWITCHYARD_VAR", BASE_DIR / "var")).resolve()
+
+DEBUG = environment.flag("DEBUG", False)
+SECRET_KEY = environment.secret_key(VAR_DIR)
+ALLOWED_HOSTS = environment.words("ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
+CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS", [])
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.humanize",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "django_filters",
+    "django_htmx",
+    "csp",
+    "apps.core",
+    "apps.events",
+    "apps.inventory",
+    "apps.teams",
+    "apps.power",
+    "apps.reservations",
+    "apps.staging",
+    "apps.jobs",
+    "apps.scheduling",
+    "apps.execution",
+    "apps.simulation",
+    "apps.dashboard",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "apps.core.requests.SourceMiddleware",
+]
+
+ROOT_URLCONF = "scheduler_site.urls"
+WSGI_APPLICATION = "scheduler_site.wsgi.application"
+APPEND_SLASH = False
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = {
+    "default": {
+        **environment.database(os.environ.get("DATABASE_URL") or embedded_postgres.url(VAR_DIR / "postgres")),
+        "CONN_MAX_AGE": 60,
+        # A server that was restarted leaves dead connections behind; ask before using one.
+        "CONN_HEALTH_CHECKS": True,
+    },
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_USER_MODEL = "teams.User"
+LOGIN_URL = "/sign-in"
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "/sign-in"
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+
+STATIC_URL = "/static/"
+STATIC_ROOT = VAR_DIR / "static"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+}
+MEDIA_ROOT = VAR_DIR / "media"
+
+# --- Safety -------------------------------------------------------------------------------------------------------
+
+HTTPS = environment.flag("HTTPS", "ALLOWED_HOSTS" in os.environ)
+SECURE_SSL_REDIRECT = HTTPS
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]  # probes come by plain HTTP from inside
+SECURE_HSTS_SECONDS = 365 * 24 * 3600 if HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
+SECURE_HSTS_PRELOAD = HTTPS
+# Only a proxy that strips this header from the outside may be trusted with it.
+if environment.flag("TRUST_PROXY", False):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+TRUST_PROXY = environment.flag("TRUST_PROXY", False)
+SESSION_COOKIE_SECURE = HTTPS
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+CSRF_COOKIE_SECURE = HTTPS
+CSRF_COOKIE_SAMESITE = "Lax"
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+X_FRAME_OPTIONS = "DENY"
+DATA_UPLOAD_MAX_MEMORY_SIZE = 16 * 1024 * 1024
+
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        # The hash is the empty string: plotly.js adds an empty style element.
+        "style-src": ["'self'", "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"],
+        "img-src": ["'self'", "data:"],
+        "font-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "form-action": ["'self'"],
+        "base-uri": ["'none'"],
+        "frame-ancestors": ["'none'"],
+    },
+}
+
+# --- REST ---------------------------------------------------------------------------------------------------------
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "apps.core.api.authentication.BearerAuthentication",
+        "apps.core.api.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.authentication.IsSignedIn"],
+    "DEFAULT_PARSER_CLASSES": ["apps.core.api.parsing.StrictJSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "apps.core.api.problems.answer_for",
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+}
+
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Switchyard",
+    "DESCRIPTION": "Jobs, the facility they run in, and why each of them waits or runs.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": r"/api/v1",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+}
+
+# --- Celery -------------------------------------------------------------------------------------------------------
+
+BROKER_DIR = VAR_DIR / "broker"
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or "switchyard-files://"
+CELERY_BROKER_TRANSPORT_OPTIONS = (
+    {"data_folder_in": str(BROKER_DIR), "data_folder_out": str(BROKER_DIR), "polling_interval": 0.05}
+    if CELERY_BROKER_URL.startswith("switchyard-files:")
+    else {}
+)
+
+# --- Between the rooms --------------------------------------------------------------------------------------------
+
+# Lower rooms reach these by name, because imports go down the stairs only.
+SWITCHYARD_ADMISSION = "apps.scheduling.admission.require_possible"
+SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.teams.services.authenticate_token"
+SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"
+# Roles that must be seen in the database before /readyz says yes.
+SWITCHYARD_READY_ROLES = environment.words("READY_ROLES", ["planning", "execution", "power", "beat"])
+# Real facility and workload traces; tests that read them say so when they are absent.
+SWITCHYARD_TRACES = Path(os.environ.get("SWITCHYARD_TRACES", BASE_DIR.parent / "shared" / "traces"))
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL", "INFO")},
+    "loggers": {"django.request": {"level": "ERROR"}, "django.server": {"level": "WARNING"}},
+}
