@@ -5,20 +5,23 @@ module needs to ask again. Durations are seconds, power is watts, memory is GiB.
 """
 
 import hashlib
-import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 MAX_COUNT = 1_000_000
 MAX_PRIORITY = 1_000_000
@@ -32,26 +35,35 @@ POWER_KINDS = ("rack", "row", "hall", "facility")
 DOMAIN_KINDS = (*NETWORK_KINDS, *POWER_KINDS, "cooling", "storage")
 
 
+class Misfit(ValueError):
+    """A fault with its own code, at `field` below whatever is being validated (empty: at that itself)."""
+
+    def __init__(self, message: str, *field: str | int, code: str = "invalid") -> None:
+        super().__init__(message)
+        self.field, self.code = field, code
+
+
 def _readable(text: str) -> str:
-    """Refuse text that cannot be stored or that would lie on a screen (control and invisible direction marks)."""
-    for char in text:
-        code = ord(char)
-        if code < 0x20 or 0x7F <= code < 0xA0:
-            raise ValueError("must not contain control characters")
-        if 0xD800 <= code <= 0xDFFF:
-            raise ValueError("must be valid Unicode")
-        if code in (0x200E, 0x200F, 0x061C, 0xFEFF) or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069:
-            raise ValueError("must not contain invisible direction marks")
+    """Refuse text that cannot be stored or that would lie on a screen: control or invisible marks."""
+    if not text.isprintable():
+        _storable(text)
+        for char in text:
+            # The two joiners are part of how some scripts, and many emoji, are written.
+            if not char.isprintable() and char not in "\u200c\u200d":
+                raise ValueError(f"must not contain control or invisible characters (U+{ord(char):04X})")
     if text != text.strip():
         raise ValueError("must not begin or end with a space")
     return text
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def _storable(text: str) -> str:
     """Refuse what neither PostgreSQL nor a process environment can hold."""
     if "\x00" in text:
         raise ValueError("must not contain the NUL character")
-    if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+    if not text.isascii() and _SURROGATE.search(text):
         raise ValueError("must be valid Unicode")
     return text
 
@@ -66,8 +78,33 @@ def _whole_or_fraction(value: float) -> float:
     return value
 
 
+# The form of RFC 3339; a time without a zone is told apart from one that is no time.
+_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+
+
+def _instant(value: object) -> datetime:
+    """Take an ISO 8601 text with its zone (or, from Python, an aware datetime); a number says too little."""
+    if not isinstance(value, str | datetime):
+        wanted = "must be a date and time as text, such as 2026-03-01T08:00:00Z"
+        raise Misfit(f"{wanted}, not {_described(value)}", code="wrong_type")
+    if isinstance(value, str):
+        if not _INSTANT.fullmatch(value):
+            raise Misfit("must be a date and time, such as 2026-03-01T08:00:00Z")
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise Misfit("must be a date and time that exists") from None
+    if value.utcoffset() is None:
+        raise Misfit("must name its zone, as 2026-03-01T08:00:00Z or 2026-03-01T09:00:00+01:00 do")
+    if not 1970 < value.year < 2300:
+        raise Misfit("must lie in the years 1971 to 2299", code="out_of_range")
+    return value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_readable)]
 Text = Annotated[str, AfterValidator(_storable)]
+Argument = Annotated[Text, Field(max_length=131_072)]  # as long as Linux lets one argument be
+Command = Annotated[list[Argument], Field(min_length=1, max_length=1000)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -76,12 +113,13 @@ SecondsOrZero = Annotated[Number, Field(ge=0, le=MAX_S)]
 Watts = Annotated[Number, Field(gt=0, le=MAX_W)]
 Gib = Annotated[Number, Field(ge=0, le=MAX_GIB)]
 Cores = Annotated[Number, Field(ge=0, le=MAX_COUNT)]
+Instant = Annotated[datetime, BeforeValidator(_instant)]
 NetworkKind = Literal["scale_up", "leaf", "spine"]
 Kind = Literal["scale_up", "leaf", "spine", "rack", "row", "hall", "facility", "cooling", "storage"]
 
 
 class Strict(BaseModel):
-    """No unknown field, no coercion (`true` is not 1, "1" is not 1, 4.0 is not a count), nothing changed later."""
+    """No unknown field, no coercion (true is not 1, "1" is not 1, 4.0 is not a count), no later change."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -92,7 +130,7 @@ class Strict(BaseModel):
         if isinstance(data, Mapping):
             for key, value in data.items():
                 if value is None and key not in cls._nullable():
-                    raise NullField(str(key))
+                    raise Misfit("must not be null", str(key), code="null")
         return data
 
     @classmethod
@@ -100,16 +138,8 @@ class Strict(BaseModel):
         return frozenset()
 
 
-class NullField(ValueError):
-    """A field was given as null; carries the field's name so that the path can be told."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__("must not be null")
-        self.field = field
-
-
 class ReplicaRange(Strict):
-    """Bounds of an elastic job: it never runs below `min` or above `max`, and starts at most at `preferred`."""
+    """Bounds of an elastic job: never below `min` or above `max`, and started at `preferred` at most."""
 
     min: Count
     max: Count
@@ -118,9 +148,9 @@ class ReplicaRange(Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min > self.max:
-            raise ValueError("min must not be over max")
+            raise Misfit("must not be under min", "max", code="out_of_range")
         if self.preferred is not None and not self.min <= self.preferred <= self.max:
-            raise ValueError("preferred must lie between min and max")
+            raise Misfit("must lie between min and max", "preferred", code="out_of_range")
         return self
 
 
@@ -133,7 +163,7 @@ class Topology(Strict):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.required is None) == (self.preferred is None):
-            raise ValueError("takes exactly one of required and preferred")
+            raise Misfit("takes exactly one of required and preferred")
         return self
 
 
@@ -147,12 +177,12 @@ class Spread(Strict):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.max_skew is None) == (self.max_per_domain is None):
-            raise ValueError("takes exactly one of max_skew and max_per_domain")
+            raise Misfit("takes exactly one of max_skew and max_per_domain")
         return self
 
 
 class Checkpoint(Strict):
-    """After every `interval` seconds of running a checkpoint takes `cost`; each new start spends `restart`."""
+    """After every `interval` seconds of running a checkpoint takes `cost`; a new start spends `restart`."""
 
     interval: Seconds
     cost: SecondsOrZero = 0.0
@@ -160,11 +190,30 @@ class Checkpoint(Strict):
 
 
 def _distinct(names: list[str]) -> list[str]:
-    if len(set(names)) != len(names):
-        raise ValueError("must not name the same thing twice")
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            raise Misfit("must not be named twice", index)
+        seen.add(name)
     return names
 
 
+def _branch_of_replicas(value: object) -> str | None:
+    if isinstance(value, Mapping | ReplicaRange):
+        return _RANGE
+    return _COUNT if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+_COUNT: Final = "a count"
+_RANGE: Final = "a range"
+Replicas = Annotated[
+    Annotated[Count, Tag(_COUNT)] | Annotated[ReplicaRange, Tag(_RANGE)],
+    Discriminator(
+        _branch_of_replicas,
+        custom_error_type="replicas_type",
+        custom_error_message="must be a whole number, or an object with min and max",
+    ),
+]
 Names = Annotated[list[Name], Field(max_length=1000), AfterValidator(_distinct)]
 Devices = Annotated[Number, Field(ge=0, le=100_000), AfterValidator(_whole_or_fraction)]
 
@@ -172,8 +221,8 @@ Devices = Annotated[Number, Field(ge=0, le=100_000), AfterValidator(_whole_or_fr
 class Asks(Strict):
     """What each replica of one group needs, and where the group may lie."""
 
-    replicas: Count | ReplicaRange = 1
-    devices: Devices = 1
+    replicas: Replicas = 1
+    devices: Devices = 1.0
     cpus: Cores = 0.0
     memory_gib: Gib = 0.0
     accelerators: Annotated[Names, Field(min_length=1)] | None = None
@@ -186,7 +235,7 @@ class Asks(Strict):
     @model_validator(mode="after")
     def _peak_covers_power(self) -> Self:
         if self.power_w is not None and self.peak_w is not None and self.peak_w < self.power_w:
-            raise ValueError("peak_w must not be under power_w")
+            raise Misfit("must not be under power_w", "peak_w", code="out_of_range")
         return self
 
     @property
@@ -222,7 +271,7 @@ class Group(Asks):
     """One of several replica groups that start together (a trainer with its parameter servers)."""
 
     name: Name
-    command: Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
+    command: Command | None = None
 
 
 class JobSpec(Asks):
@@ -246,8 +295,11 @@ class JobSpec(Asks):
         if self.groups is not None:
             flat = sorted(set(Asks.model_fields) & self.model_fields_set)
             if flat:
-                raise ValueError(f"groups already say what {flat[0]} says")
-            _distinct([group.name for group in self.groups])
+                raise Misfit(f"must not stand beside {flat[0]}, which each group says for itself", "groups")
+            names = [group.name for group in self.groups]
+            for index, name in enumerate(names):
+                if name in names[:index]:
+                    raise Misfit("must differ from the names of the other groups", "groups", index, "name")
         return self
 
     @property
@@ -261,13 +313,11 @@ class JobSpec(Asks):
 
     @property
     def is_elastic(self) -> bool:
-        return any(
-            group.min_replicas != group.max_replicas for group in self.all_groups
-        )
+        return any(group.min_replicas != group.max_replicas for group in self.all_groups)
 
 
 class ScenarioJob(JobSpec):
-    """A job of a scenario file: times are seconds from 0, the true run time is known to the simulator alone."""
+    """A job of a scenario file: times are seconds from 0, the true run time is for the simulator alone."""
 
     submit: SecondsOrZero = 0.0
     runtime: Seconds
@@ -279,13 +329,11 @@ class ScenarioJob(JobSpec):
 def _env_names(env: dict[str, str]) -> dict[str, str]:
     for name in env:
         if not name or len(name) > 255 or "=" in name or not name.isprintable():
-            raise ValueError(f"is not an environment variable's name: {name[:40]!r}")
+            raise Misfit("is not the name of an environment variable", name)
     return env
 
 
-Env = Annotated[
-    dict[Text, Annotated[Text, Field(max_length=131_072)]], Field(max_length=1000), AfterValidator(_env_names)
-]
+Env = Annotated[dict[Text, Argument], Field(max_length=1000), AfterValidator(_env_names)]
 
 
 class Array(Strict):
@@ -299,7 +347,7 @@ class JobRequest(JobSpec):
     """A job by REST or by form: what a real run needs beside the shared fields."""
 
     team: Name
-    command: Annotated[list[Annotated[Text, Field(max_length=131_072)]], Field(min_length=1, max_length=1000)] | None = None
+    command: Command | None = None
     script: Annotated[Text, Field(min_length=1, max_length=1_000_000)] | None = None
     env: Env = Field(default_factory=dict)
     workdir: Annotated[Text, Field(min_length=1, max_length=4096)] | None = None
@@ -308,8 +356,8 @@ class JobRequest(JobSpec):
     after: Annotated[list[Annotated[int, Field(ge=1, le=2**62)]], Field(max_length=1000)] = Field(
         default_factory=list, description="Ids of jobs of the same team; all must have finished well."
     )
-    not_before: Annotated[datetime, AwareDatetime] | None = Field(default=None, strict=False)
-    deadline: Annotated[datetime, AwareDatetime] | None = Field(default=None, strict=False)
+    not_before: Instant | None = None
+    deadline: Instant | None = None
     held: bool = False
     array: Array | None = None
     grace_s: Annotated[Number, Field(ge=0, le=3600)] = 10.0
@@ -317,66 +365,143 @@ class JobRequest(JobSpec):
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:
         if self.command is not None and self.script is not None:
-            raise ValueError("takes one of command and script")
+            raise Misfit("must not stand beside command: a job runs one of the two", "script")
         if self.script is not None and not self.script.startswith("#!"):
-            raise ValueError("script must begin with a shebang (#!)")
+            raise Misfit("must begin with a shebang, such as #!/bin/sh", "script")
         return self
 
 
 def shape_key(spec: JobSpec) -> str:
     """Digest of everything that decides where a job fits; jobs of one shape fit or fail together."""
-    asks = [
-        {key: value for key, value in group.model_dump(mode="json").items() if key not in ("name", "command")}
-        for group in (
-            Asks.model_validate({k: v for k, v in g.model_dump().items() if k in Asks.model_fields and v is not None})
-            for g in spec.all_groups
-        )
-    ]
-    text = json.dumps([asks, spec.team, spec.reservation, sorted(spec.datasets)], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    shape = (
+        [
+            (
+                *(group.min_replicas, group.preferred_replicas, group.max_replicas),
+                *(group.devices, group.cpus, group.memory_gib, group.min_memory_gib),
+                group.accelerators,
+                group.topology and (group.topology.required, group.topology.preferred),
+                group.spread and (group.spread.over, group.spread.max_skew, group.spread.max_per_domain),
+                *(group.power_w, group.peak_w),
+            )
+            for group in spec.all_groups
+        ],
+        *(spec.team, spec.reservation, getattr(spec, "cluster", None), sorted(spec.datasets)),
+    )
+    return hashlib.blake2b(repr(shape).encode(), digest_size=12).hexdigest()
+
+
+MAX_FAULTS: Final = 100  # nobody reads more, and a hostile body could make a million
 
 
 def faults_of(error: ValidationError, *, prefix: Iterable[str | int] = ()) -> list[dict[str, str]]:
-    """Each fault as {path, code, message}: the path as a user would write it, `jobs[3].replicas.min`."""
-    faults = []
-    for fault in error.errors(include_url=False, include_input=False):
-        cause = (fault.get("ctx") or {}).get("error")
-        steps = [*prefix, *_user_steps(fault["loc"])]
-        if isinstance(cause, NullField):
-            steps.append(cause.field)
-        message = str(cause) if cause is not None else fault["msg"]
-        faults.append({"path": path_of(steps), "code": _code(fault["type"], cause), "message": message[:1].lower() + message[1:]})
-    return faults
+    """Each fault as {path, code, message}: the path as a user would write it, `jobs[3].replicas.min`.
+
+    A message goes on where the path ends: "jobs[3].replicas.min" "must be at least 1".
+    """
+    before = list(prefix)
+    return [_fault(fault, before) for fault in error.errors(include_url=False)[:MAX_FAULTS]]
+
+
+def _fault(fault: ErrorDetails, before: list[str | int]) -> dict[str, str]:
+    cause = fault.get("ctx", {}).get("error")
+    steps = [*before, *_user_steps(fault["loc"])]
+    if isinstance(cause, Misfit):
+        return {"path": path_of([*steps, *cause.field]), "code": cause.code, "message": str(cause)}
+    if cause is not None:
+        return {"path": path_of(steps), "code": "invalid", "message": str(cause)}
+    code, message = _said(fault)
+    return {"path": path_of(steps), "code": code, "message": message}
 
 
 def _user_steps(loc: tuple[int | str, ...]) -> list[int | str]:
-    # pydantic adds a step that names the branch of a union; a user never wrote it.
-    branches = {"ReplicaRange", "constrained-int", "constrained-float", "int", "float", "list", "function-after"}
-    return [step for step in loc if isinstance(step, int) or step.split("[")[0] not in branches]
+    # pydantic adds a step that names the branch of a union, and one after a bad key; a user wrote neither.
+    return [
+        step
+        for last, step in zip(("", *loc), loc, strict=False)
+        if not (last == "replicas" and step in (_COUNT, _RANGE)) and step != "[key]"
+    ]
 
 
-def _code(kind: str, cause: object) -> str:
-    if isinstance(cause, NullField):
-        return "null"
-    known = {
-        "missing": "missing",
-        "extra_forbidden": "unknown_field",
-        "finite_number": "not_finite",
-        "value_error": "invalid",
-        "string_too_long": "too_long",
-        "too_long": "too_long",
-        "string_too_short": "too_short",
-        "too_short": "too_short",
-        "literal_error": "not_a_choice",
-    }
-    if kind in known:
-        return known[kind]
-    return "wrong_type" if kind.endswith(("_type", "_parsing")) else "out_of_range"
+_WANTED: Final = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "replicas_type": "a whole number, or an object with min and max",
+}
+
+
+def _said(fault: ErrorDetails) -> tuple[str, str]:
+    """Code and message of a fault that pydantic found by itself."""
+    kind, given, facts = fault["type"], fault["input"], fault.get("ctx", {})
+    if kind == "float_type" and isinstance(given, int) and not isinstance(given, bool):
+        return "out_of_range", "must be a number of usual size"  # whole, and too large for a float
+    if kind in _WANTED:
+        return "wrong_type", f"must be {_WANTED[kind]}, not {_described(given)}"
+    match kind:
+        case "missing":
+            return "missing", "is required"
+        case "extra_forbidden":
+            return "unknown_field", "is not a known field"
+        case "finite_number":
+            return "not_finite", "must be a finite number"
+        case "string_unicode":
+            return "invalid", "must be valid Unicode"
+        case "string_too_long":
+            return "too_long", f"must have at most {facts['max_length']} characters"
+        case "too_long":
+            return "too_long", f"must have at most {facts['max_length']} entries"
+        case "string_too_short" | "too_short":
+            return "too_short", "must not be empty"
+        case "literal_error":
+            return "not_a_choice", f"must be {facts['expected'].replace(chr(39), '')}"
+        case "greater_than":
+            return "out_of_range", f"must be more than {_plain(facts['gt'])}"
+        case "greater_than_equal":
+            return "out_of_range", f"must be at least {_plain(facts['ge'])}"
+        case "less_than":
+            return "out_of_range", f"must be less than {_plain(facts['lt'])}"
+        case "less_than_equal":
+            return "out_of_range", f"must be at most {_plain(facts['le'])}"
+    return "invalid", fault["msg"][:1].lower() + fault["msg"][1:]
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
+
+
+def _described(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return "a whole number"
+        case float():
+            return "a number with a decimal point"
+        case str():
+            return "text"
+        case Mapping():
+            return "an object"
+        case _:
+            return "a list" if isinstance(value, list | tuple) else "that"
 
 
 def path_of(steps: Iterable[str | int]) -> str:
-    """Write steps the way the contract does: `jobs[3].replicas`."""
+    """Write steps the way the contract does: `jobs[3].replicas`. Hostile keys are cut and escaped."""
     text = ""
     for step in steps:
-        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else step)
+        if isinstance(step, int):
+            text += f"[{step}]"
+            continue
+        name = step if len(step) <= 80 else f"{step[:80]}..."
+        if not name.isprintable():
+            name = name.encode("unicode_escape").decode()
+        text += f".{name}" if text else name
     return text
