@@ -1,0 +1,130 @@
+"""The words, icons and colours of states, reasons and tiers: what the pages say for what the code knows."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from apps.inventory.models import Health
+from apps.jobs.lifecycle import State
+
+
+@dataclass(frozen=True)
+class Word:
+    """How one state is shown: colour never speaks alone, so there is a label and an icon too."""
+
+    label: str
+    icon: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class ReasonWord:
+    """How one reason to wait is shown: its tile on the queue page, and who can do something about it."""
+
+    tile: str
+    icon: str
+    title: str
+    who_can_act: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Reasons that a reader of the queue need not tell apart."""
+
+    key: str
+    label: str
+    colour: str
+
+
+STATES: Final[dict[str, Word]] = {
+    State.QUEUED: Word("Queued", "clock"),
+    State.STARTING: Word("Starting", "player-play", "info"),
+    State.RUNNING: Word("Running", "player-play", "ok"),
+    State.PAUSING: Word("Pausing", "player-pause", "pause"),
+    State.PAUSED: Word("Paused", "player-pause", "pause"),
+    State.PREEMPTING: Word("Being preempted", "arrow-back-up", "warn"),
+    State.NODE_LOST: Word("Node lost", "alert-triangle", "bad"),
+    State.SUCCEEDED: Word("Succeeded", "circle-check", "ok"),
+    State.FAILED: Word("Failed", "x", "bad"),
+    State.TIMED_OUT: Word("Out of time", "x", "bad"),
+    State.CANCELLED: Word("Cancelled", "ban"),
+}
+HELD: Final = Word("Held", "lock")
+STOPPING: Final = Word("Stopping", "ban", "warn")
+SLOWED: Final = Word("Slowed", "trending-down", "warn")
+
+HEALTH: Final[dict[str, Word]] = {
+    Health.HEALTHY: Word("Healthy", "circle-check", "ok"),
+    Health.SUSPECT: Word("Suspect", "alert-triangle", "warn"),
+    Health.DRAINING: Word("Draining", "tool", "warn"),
+    Health.DRAINED: Word("Drained", "tool"),
+    Health.FAILED: Word("Failed", "server-off", "bad"),
+}
+
+TILES: Final = (
+    Tile("place", "No place fits", "purple"),
+    Tile("quota", "Team at quota", "gold"),
+    Tile("power", "Power", "verm"),
+    Tile("line", "Behind others", "slate"),
+    Tile("reservation", "Reservation ahead", "blue"),
+    Tile("later", "Not yet", "mist"),
+)
+
+REASONS: Final[dict[str, ReasonWord]] = {
+    "topology": ReasonWord("place", "topology-star-3", "Topology", "You: ask for fewer, or for a wider spread."),
+    "resources": ReasonWord("place", "cpu", "Free devices", "You: accept another type. Else it clears with time."),
+    "unhealthy": ReasonWord("place", "heartbeat", "Healthy devices", "An operator."),
+    "quota": ReasonWord("quota", "users-group", "Quota", "Your team lead."),
+    "power": ReasonWord("power", "bolt", "Power", "It clears with time. An operator can raise the limit."),
+    "priority": ReasonWord("line", "list-numbers", "Line", "It clears with time. Your lead can raise the priority."),
+    "reservation": ReasonWord("reservation", "calendar-event", "Reservations", "You: declare a shorter limit."),
+    "staging": ReasonWord("later", "database", "Data", "It clears when the data has arrived."),
+    "not_before": ReasonWord("later", "clock", "Start time", "You: you asked for it."),
+    "dependency": ReasonWord("later", "link", "Dependencies", "You: it waits for a job you named."),
+    "held": ReasonWord("later", "lock", "Hold", "Whoever holds it."),
+}
+UNKNOWN_REASON: Final = ReasonWord("later", "hourglass", "Other", "It clears with time.")
+NO_DECISION_YET: Final = "The scheduler has not looked at it yet."
+
+TIERS: Final = ("firm", "flex 10 %", "flex 25 %", "flex 50 %", "interruptible")
+
+EVENT_ICONS: Final = (
+    ("job.submitted", "user"),
+    ("job.started", "player-play"),
+    ("job.held", "lock"),
+    ("job.released", "lock-open"),
+    ("job.stop", "ban"),
+    ("job.succeeded", "circle-check"),
+    ("job.failed", "x"),
+    ("job.timed_out", "x"),
+    ("job.cancelled", "ban"),
+    ("job.preempt", "arrow-back-up"),
+    ("job.node_lost", "alert-triangle"),
+    ("allocation", "route"),
+    ("node", "server-2"),
+    ("quota", "users-group"),
+    ("team", "users-group"),
+    ("reservation", "calendar-event"),
+    ("token", "key"),
+    ("power", "bolt"),
+)
+
+
+def reason(code: str) -> ReasonWord:
+    return REASONS.get(code, UNKNOWN_REASON)
+
+
+def codes_of_tile(key: str) -> tuple[str, ...]:
+    """The reason codes a tile stands for."""
+    return tuple(code for code, word in REASONS.items() if word.tile == key)
+
+
+def event_icon(kind: str) -> str:
+    """The icon of the most specific prefix of an event's kind."""
+    return next((icon for prefix, icon in EVENT_ICONS if kind.startswith(prefix)), "info-circle")
+
+
+def tier(flexibility: object) -> str:
+    """The word for a flexibility tier."""
+    if isinstance(flexibility, int) and 0 <= flexibility < len(TIERS):
+        return TIERS[flexibility]
+    return TIERS[0]
