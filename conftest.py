@@ -7,7 +7,7 @@ has its own database in it); DATABASE_URL names another. Tests that touch no dat
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,12 +79,20 @@ def django_db_modify_db_settings(
         settings_dict["TEST"]["NAME"] = f"test_{os.getpid()}_{described['NAME']}"
 
 
-def requires_program(*names: str) -> str:
-    """Path of the first of these programs that is here; without any, the test is skipped and says which it needs."""
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    pytest.skip(f"needs the program {' or '.join(names)}, which this machine lacks")
+@pytest.fixture(scope="session")
+def requires_program() -> Callable[..., str]:
+    """`requires_program("chromium", "google-chrome")`: the path of the first that is here.
+
+    Without any of them the test is skipped, and says what it needs.
+    """
+
+    def find(*names: str) -> str:
+        for name in names:
+            if found := shutil.which(name):
+                return found
+        pytest.skip(f"needs the program {' or '.join(names)}, which this machine lacks")
+
+    return find
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -8,8 +8,11 @@ import os
 from typing import Any
 
 from celery import Celery
+from celery.signals import beat_init
 from kombu import Queue
 
+from apps.core.presence import Presence
+from apps.core.wakeup import Wake, WakeupStep
 from scheduler_site import broker
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "scheduler_site.settings")
@@ -27,7 +30,33 @@ def _beat(task: str, *, every_s: float) -> dict[str, Any]:
     return {"task": task, "schedule": every_s, "options": {"expires": every_s}}
 
 
+# What may turn a wait into a start wakes the planner; what was decided wakes those who carry it out.
+WAKES = (
+    *(
+        Wake(prefix, "scheduling.run_pass")
+        for prefix in (
+            "job.",
+            "allocation.ended",
+            "node.",
+            "domain.",
+            "cluster.",
+            "accelerator_type.",
+            "quota.",
+            "team.",
+            "reservation.",
+            "power.",
+            "demand_response.",
+            "dataset.",
+            "transfer.",
+            "policy.",
+        )
+    ),
+    Wake("allocation.", "execution.reconcile"),
+    Wake("job.stop_requested", "execution.reconcile"),
+)
+
 app.conf.update(
+    switchyard_wakes=WAKES,
     task_queues=[Queue(name) for name in (PLANNING, EXECUTION, POWER, ROLLUPS)],
     task_default_queue=ROLLUPS,
     task_routes={
@@ -37,7 +66,7 @@ app.conf.update(
         "*": {"queue": ROLLUPS},
     },
     beat_schedule={
-        "plan": _beat("scheduling.run_pass", every_s=5.0),
+        "plan": _beat("scheduling.run_pass", every_s=1.0),  # goes home unless a time boundary was crossed
         "reconcile": _beat("execution.reconcile", every_s=1.0),
     },
     # Beats need no memory: what they start looks at the database. A file would only be there to be torn by a kill.
@@ -55,3 +84,10 @@ app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
 )
+
+app.steps["consumer"].add(WakeupStep)
+
+
+@beat_init.connect
+def _beat_is_here(**_: Any) -> None:
+    Presence(["beat"]).start()

@@ -5,7 +5,7 @@ A process that is gone has no connection, so nothing has to be written, timed ou
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import psycopg
@@ -13,7 +13,8 @@ from django.db import connection, connections
 
 PREFIX = "switchyard:"
 _log = logging.getLogger(__name__)
-_LONGEST_WAIT_S = 5.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_TICK_S = 1.0
 
 
 def present_roles() -> set[str]:
@@ -24,61 +25,54 @@ def present_roles() -> set[str]:
             " WHERE datname = current_database() AND application_name LIKE %s",
             [f"{PREFIX}%"],
         )
-        return {name.removeprefix(PREFIX) for (name,) in cursor.fetchall()}
+        return {role for (name,) in cursor.fetchall() for role in name.removeprefix(PREFIX).split(",")}
 
 
 class Presence(threading.Thread):
-    """Holds one connection named after a role, for as long as the process lives, and listens on it.
+    """Holds one connection named after roles, for as long as the process lives, and listens on it.
 
     Args:
-        role: planning, execution, power, beat, ...
+        roles: planning, execution, power, beat, ...
         channel: PostgreSQL channel to listen on; empty: only be there.
-        on_heard: Called with the payloads that came, now and then with none.
+        on_heard: Given the payloads that came, if any, it answers after how many seconds it wants to be called again.
     """
 
     def __init__(
         self,
-        role: str,
+        roles: Iterable[str],
         *,
         channel: str = "",
-        on_heard: Callable[[list[str]], None] | None = None,
-        tick_s: float = 1.0,
+        on_heard: Callable[[list[str]], float] = lambda payloads: _TICK_S,
     ) -> None:
-        super().__init__(name=f"presence-{role}", daemon=True)
-        self._role = role
+        self._name = PREFIX + ",".join(sorted(roles))
+        super().__init__(name=self._name, daemon=True)
         self._channel = channel
         self._on_heard = on_heard
-        self._tick_s = tick_s
         self._stopping = threading.Event()
 
     def stop(self) -> None:
         self._stopping.set()
 
     def run(self) -> None:
-        wait_s = 0.1
+        wait_s = _FIRST_WAIT_S
         while not self._stopping.is_set():
             try:
-                with psycopg.connect(**_parameters(), application_name=PREFIX + self._role, autocommit=True) as held:
-                    wait_s = 0.1
+                with psycopg.connect(**_parameters(), application_name=self._name, autocommit=True) as held:
+                    wait_s = _FIRST_WAIT_S
                     self._listen(held)
             except psycopg.Error as error:
-                _log.warning("%s: the database is away (%s); trying again.", self._role, str(error).strip().split("\n")[0])
+                _log.warning("%s: the database is away: %s", self._name, str(error).strip().split("\n")[0])
                 self._stopping.wait(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _listen(self, held: "psycopg.Connection[Any]") -> None:
         if self._channel:
             held.execute(f'LISTEN "{self._channel}"')
-            # What was said while nobody listened is not said again: look once.
-            self._hear([""])
+        # What was said while nobody listened is not said again: an empty payload stands for anything.
+        wait_s = self._on_heard([""])
         while not self._stopping.is_set():
-            self._hear([notice.payload for notice in held.notifies(timeout=self._tick_s, stop_after=1)])
-            if held.closed:
-                raise psycopg.OperationalError("connection closed")
-
-    def _hear(self, payloads: list[str]) -> None:
-        if self._on_heard is not None:
-            self._on_heard(payloads)
+            heard = held.notifies(timeout=min(wait_s, _TICK_S), stop_after=1)
+            wait_s = self._on_heard([notice.payload for notice in heard])
 
 
 def _parameters() -> dict[str, Any]:
