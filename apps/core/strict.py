@@ -1,4 +1,4 @@
-"""Input that is taken as it is meant, or refused field by field: the ground that every door's models stand on.
+"""Input that is taken as it is meant, or refused field by field: the ground of every door's models.
 
 Pure: pydantic and the standard library. Every number is finite and bounded here, so nothing behind a model of
 these needs to ask again. Durations are seconds, power is watts, memory is GiB.
@@ -26,7 +26,7 @@ MAX_W = 1e9
 MAX_GIB = 1e9
 
 
-class Misfit(ValueError):
+class Misfit(ValueError):  # noqa: N818 (a fault among others, not an accident)
     """A fault with its own code, at `field` below whatever is being validated (empty: at that itself)."""
 
     def __init__(self, message: str, *field: str | int, code: str = "invalid") -> None:
@@ -137,7 +137,7 @@ def _distinct(names: list[str]) -> list[str]:
 Names = Annotated[list[Name], Field(max_length=1000), AfterValidator(_distinct)]
 
 
-# A tag of a union's branch begins with a character that no name may hold, so that no user's key is taken for one.
+# A tag of a union's branch begins with what no name may hold, so that no user's key is taken for one.
 BRANCH: Final = "\x01"
 WRONG_TYPE: Final = "wrong_type"  # a union's own error: its message says what would have been right
 MAX_FAULTS: Final = 100  # nobody reads more, and a hostile body could make a million

@@ -5,67 +5,77 @@ module needs to ask again. Durations are seconds, power is watts, memory is GiB.
 """
 
 import hashlib
-import re
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from apps.core.strict import (
+    BRANCH,
+    MAX_COUNT,
+    MAX_GIB,
+    MAX_S,
+    MAX_W,
+    WRONG_TYPE,
+    Cores,
+    Count,
+    CountOrZero,
+    Gib,
+    Instant,
+    Misfit,
+    Name,
+    Names,
+    Number,
+    Seconds,
+    SecondsOrZero,
+    Strict,
+    Text,
+    Watts,
+    faults_of,
+    path_of,
 )
-from pydantic_core import ErrorDetails
 
-MAX_COUNT = 1_000_000
+__all__ = [
+    "MAX_COUNT",
+    "MAX_GIB",
+    "MAX_PRIORITY",
+    "MAX_S",
+    "MAX_W",
+    "SHARE_STEPS",
+    "Array",
+    "Asks",
+    "Checkpoint",
+    "Count",
+    "CountOrZero",
+    "Gib",
+    "Group",
+    "Instant",
+    "JobRequest",
+    "JobSpec",
+    "Misfit",
+    "Name",
+    "Names",
+    "Number",
+    "ReplicaRange",
+    "ScenarioJob",
+    "Seconds",
+    "SecondsOrZero",
+    "Spread",
+    "Strict",
+    "Text",
+    "Topology",
+    "Watts",
+    "faults_of",
+    "path_of",
+    "shape_key",
+]
+
 MAX_PRIORITY = 1_000_000
-MAX_S = 1e10  # three centuries: longer is a slip of the keyboard
-MAX_W = 1e9
-MAX_GIB = 1e9
 SHARE_STEPS = 1_000_000  # shares of a device are kept in millionths, so that sums are exact
 
 NETWORK_KINDS = ("scale_up", "leaf", "spine")
 POWER_KINDS = ("rack", "row", "hall", "facility")
 DOMAIN_KINDS = (*NETWORK_KINDS, *POWER_KINDS, "cooling", "storage")
-
-
-class Misfit(ValueError):
-    """A fault with its own code, at `field` below whatever is being validated (empty: at that itself)."""
-
-    def __init__(self, message: str, *field: str | int, code: str = "invalid") -> None:
-        super().__init__(message)
-        self.field, self.code = field, code
-
-
-def _readable(text: str) -> str:
-    """Refuse text that cannot be stored or that would lie on a screen: control or invisible marks."""
-    if not text.isprintable():
-        _storable(text)
-        for char in text:
-            # The two joiners are part of how some scripts, and many emoji, are written.
-            if not char.isprintable() and char not in "\u200c\u200d":
-                raise ValueError(f"must not contain control or invisible characters (U+{ord(char):04X})")
-    if text != text.strip():
-        raise ValueError("must not begin or end with a space")
-    return text
-
-
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-
-def _storable(text: str) -> str:
-    """Refuse what neither PostgreSQL nor a process environment can hold."""
-    if "\x00" in text:
-        raise ValueError("must not contain the NUL character")
-    if not text.isascii() and _SURROGATE.search(text):
-        raise ValueError("must be valid Unicode")
-    return text
 
 
 def _whole_or_fraction(value: float) -> float:
@@ -78,64 +88,10 @@ def _whole_or_fraction(value: float) -> float:
     return value
 
 
-# The form of RFC 3339; a time without a zone is told apart from one that is no time.
-_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
-
-
-def _instant(value: object) -> datetime:
-    """Take an ISO 8601 text with its zone (or, from Python, an aware datetime); a number says too little."""
-    if not isinstance(value, str | datetime):
-        wanted = "must be a date and time as text, such as 2026-03-01T08:00:00Z"
-        raise Misfit(f"{wanted}, not {_described(value)}", code="wrong_type")
-    if isinstance(value, str):
-        if not _INSTANT.fullmatch(value):
-            raise Misfit("must be a date and time, such as 2026-03-01T08:00:00Z")
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise Misfit("must be a date and time that exists") from None
-    if value.utcoffset() is None:
-        raise Misfit("must name its zone, as 2026-03-01T08:00:00Z or 2026-03-01T09:00:00+01:00 do")
-    if not 1970 < value.year < 2300:
-        raise Misfit("must lie in the years 1971 to 2299", code="out_of_range")
-    return value
-
-
-Name = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_readable)]
-Text = Annotated[str, AfterValidator(_storable)]
 Argument = Annotated[Text, Field(max_length=131_072)]  # as long as Linux lets one argument be
 Command = Annotated[list[Argument], Field(min_length=1, max_length=1000)]
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Seconds = Annotated[Number, Field(gt=0, le=MAX_S)]
-SecondsOrZero = Annotated[Number, Field(ge=0, le=MAX_S)]
-Watts = Annotated[Number, Field(gt=0, le=MAX_W)]
-Gib = Annotated[Number, Field(ge=0, le=MAX_GIB)]
-Cores = Annotated[Number, Field(ge=0, le=MAX_COUNT)]
-Instant = Annotated[datetime, BeforeValidator(_instant)]
 NetworkKind = Literal["scale_up", "leaf", "spine"]
 Kind = Literal["scale_up", "leaf", "spine", "rack", "row", "hall", "facility", "cooling", "storage"]
-
-
-class Strict(BaseModel):
-    """No unknown field, no coercion (true is not 1, "1" is not 1, 4.0 is not a count), no later change."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_null(cls, data: Any) -> Any:
-        # A field that is absent is absent; `null` is a wrong type, except where the contract names it.
-        if isinstance(data, Mapping):
-            for key, value in data.items():
-                if value is None and key not in cls._nullable():
-                    raise Misfit("must not be null", str(key), code="null")
-        return data
-
-    @classmethod
-    def _nullable(cls) -> frozenset[str]:
-        return frozenset()
 
 
 class ReplicaRange(Strict):
@@ -189,32 +145,22 @@ class Checkpoint(Strict):
     restart: SecondsOrZero = 0.0
 
 
-def _distinct(names: list[str]) -> list[str]:
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        if name in seen:
-            raise Misfit("must not be named twice", index)
-        seen.add(name)
-    return names
-
-
 def _branch_of_replicas(value: object) -> str | None:
     if isinstance(value, Mapping | ReplicaRange):
         return _RANGE
     return _COUNT if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-_COUNT: Final = "a count"
-_RANGE: Final = "a range"
+_COUNT: Final = BRANCH + "count"
+_RANGE: Final = BRANCH + "range"
 Replicas = Annotated[
     Annotated[Count, Tag(_COUNT)] | Annotated[ReplicaRange, Tag(_RANGE)],
     Discriminator(
         _branch_of_replicas,
-        custom_error_type="replicas_type",
+        custom_error_type=WRONG_TYPE,
         custom_error_message="must be a whole number, or an object with min and max",
     ),
 ]
-Names = Annotated[list[Name], Field(max_length=1000), AfterValidator(_distinct)]
 Devices = Annotated[Number, Field(ge=0, le=100_000), AfterValidator(_whole_or_fraction)]
 
 
@@ -388,120 +334,3 @@ def shape_key(spec: JobSpec) -> str:
         *(spec.team, spec.reservation, getattr(spec, "cluster", None), sorted(spec.datasets)),
     )
     return hashlib.blake2b(repr(shape).encode(), digest_size=12).hexdigest()
-
-
-MAX_FAULTS: Final = 100  # nobody reads more, and a hostile body could make a million
-
-
-def faults_of(error: ValidationError, *, prefix: Iterable[str | int] = ()) -> list[dict[str, str]]:
-    """Each fault as {path, code, message}: the path as a user would write it, `jobs[3].replicas.min`.
-
-    A message goes on where the path ends: "jobs[3].replicas.min" "must be at least 1".
-    """
-    before = list(prefix)
-    return [_fault(fault, before) for fault in error.errors(include_url=False)[:MAX_FAULTS]]
-
-
-def _fault(fault: ErrorDetails, before: list[str | int]) -> dict[str, str]:
-    cause = fault.get("ctx", {}).get("error")
-    steps = [*before, *_user_steps(fault["loc"])]
-    if isinstance(cause, Misfit):
-        return {"path": path_of([*steps, *cause.field]), "code": cause.code, "message": str(cause)}
-    if cause is not None:
-        return {"path": path_of(steps), "code": "invalid", "message": str(cause)}
-    code, message = _said(fault)
-    return {"path": path_of(steps), "code": code, "message": message}
-
-
-def _user_steps(loc: tuple[int | str, ...]) -> list[int | str]:
-    # pydantic adds a step that names the branch of a union, and one after a bad key; a user wrote neither.
-    return [
-        step
-        for last, step in zip(("", *loc), loc, strict=False)
-        if not (last == "replicas" and step in (_COUNT, _RANGE)) and step != "[key]"
-    ]
-
-
-_WANTED: Final = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "replicas_type": "a whole number, or an object with min and max",
-}
-
-
-def _said(fault: ErrorDetails) -> tuple[str, str]:
-    """Code and message of a fault that pydantic found by itself."""
-    kind, given, facts = fault["type"], fault["input"], fault.get("ctx", {})
-    if kind == "float_type" and isinstance(given, int) and not isinstance(given, bool):
-        return "out_of_range", "must be a number of usual size"  # whole, and too large for a float
-    if kind in _WANTED:
-        return "wrong_type", f"must be {_WANTED[kind]}, not {_described(given)}"
-    match kind:
-        case "missing":
-            return "missing", "is required"
-        case "extra_forbidden":
-            return "unknown_field", "is not a known field"
-        case "finite_number":
-            return "not_finite", "must be a finite number"
-        case "string_unicode":
-            return "invalid", "must be valid Unicode"
-        case "string_too_long":
-            return "too_long", f"must have at most {facts['max_length']} characters"
-        case "too_long":
-            return "too_long", f"must have at most {facts['max_length']} entries"
-        case "string_too_short" | "too_short":
-            return "too_short", "must not be empty"
-        case "literal_error":
-            return "not_a_choice", f"must be {facts['expected'].replace(chr(39), '')}"
-        case "greater_than":
-            return "out_of_range", f"must be more than {_plain(facts['gt'])}"
-        case "greater_than_equal":
-            return "out_of_range", f"must be at least {_plain(facts['ge'])}"
-        case "less_than":
-            return "out_of_range", f"must be less than {_plain(facts['lt'])}"
-        case "less_than_equal":
-            return "out_of_range", f"must be at most {_plain(facts['le'])}"
-    return "invalid", fault["msg"][:1].lower() + fault["msg"][1:]
-
-
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else str(number)
-
-
-def _described(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int():
-            return "a whole number"
-        case float():
-            return "a number with a decimal point"
-        case str():
-            return "text"
-        case Mapping():
-            return "an object"
-        case _:
-            return "a list" if isinstance(value, list | tuple) else "that"
-
-
-def path_of(steps: Iterable[str | int]) -> str:
-    """Write steps the way the contract does: `jobs[3].replicas`. Hostile keys are cut and escaped."""
-    text = ""
-    for step in steps:
-        if isinstance(step, int):
-            text += f"[{step}]"
-            continue
-        name = step if len(step) <= 80 else f"{step[:80]}..."
-        if not name.isprintable():
-            name = name.encode("unicode_escape").decode()
-        text += f".{name}" if text else name
-    return text
