@@ -1,8 +1,7 @@
 """Fetch the browser libraries the pages use and write them under static/vendor/, with licence and checksums.
 
 Run by hand when a version changes: `python scripts/vendor.py` fetches with `npm pack`, and with `--icons` it
-only builds the icon sprite anew. What it writes is committed, so neither installing nor running Switchyard needs
-npm or a network.
+only builds the icon sprite anew. What it writes is committed, so neither installing nor running needs npm.
 """
 
 import argparse

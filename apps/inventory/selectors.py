@@ -1,0 +1,183 @@
+"""What is known about the facility as built and the health of its nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.db import connection
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
+
+from apps.inventory.models import AcceleratorType, Backend, Cluster, Device, Domain, DomainKind, Health, Node
+from apps.teams.models import User
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The facility as a whole, for the head of every page."""
+
+    name: str
+    n_halls: int
+    is_simulated: bool  # some of it
+
+
+def site() -> Site:
+    """The facility's name is that of its power tree's root."""
+    rows = Domain.objects.filter(kind__in=(DomainKind.FACILITY, DomainKind.HALL)).values_list("kind", "name")
+    names = [(str(kind), name) for kind, name in rows]
+    facility = next((name for kind, name in names if kind == DomainKind.FACILITY), "Facility")
+    n_halls = sum(kind == DomainKind.HALL for kind, _ in names)
+    is_simulated = Cluster.objects.filter(backend=Backend.SIMULATED, is_enabled=True).exists()
+    return Site(facility, n_halls, is_simulated)
+
+
+def nodes_visible_to(viewer: User) -> QuerySet[Node]:
+    """Everyone signed in sees the whole facility."""
+    return Node.objects.all() if viewer.is_authenticated else Node.objects.none()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFilters:
+    """What a list of nodes is narrowed down to."""
+
+    health: str = ""
+    accelerator_type: str = ""
+    cluster: str = ""
+    domain: str = ""  # a leaf, spine, rack, row or hall
+    name_prefix: str = ""
+
+
+def node_rows(viewer: User, filters: NodeFilters = NodeFilters()) -> QuerySet[Node]:
+    """Nodes for a list, with type, cluster and domains at hand and `claimed`, the devices held on each."""
+    claimed = (
+        Device.objects.filter(node=OuterRef("pk"))
+        .order_by()
+        .values("node")
+        .annotate(total=Sum("claimed_share"))
+        .values("total")
+    )
+    rows = (
+        nodes_visible_to(viewer)
+        .select_related("accelerator_type", "cluster", "leaf__parent", "power", "cooling")
+        .annotate(claimed=Coalesce(Subquery(claimed), Decimal(0)))
+    )
+    if filters.health:
+        rows = rows.filter(health=filters.health)
+    if filters.accelerator_type:
+        rows = rows.filter(accelerator_type__name=filters.accelerator_type)
+    if filters.cluster:
+        rows = rows.filter(cluster__name=filters.cluster)
+    if filters.name_prefix:
+        rows = rows.filter(name__startswith=filters.name_prefix)
+    if filters.domain:
+        rows = rows.filter(_within(filters.domain))
+    return rows
+
+
+def _within(domain: str) -> Q:
+    """Nodes whose own domain or one of the three above it has this name: no tree is deeper."""
+    condition = Q()
+    for tree in ("leaf", "power", "cooling"):
+        for above in range(4):
+            condition |= Q(**{f"{tree}__{'parent__' * above}name": domain})
+    return condition
+
+
+@dataclass(frozen=True, slots=True)
+class TypeUse:
+    """Devices of one accelerator type by what they do; the parts add up to `n_devices`."""
+
+    name: str
+    n_devices: int
+    n_out: int  # on nodes that take no work, and held by nobody
+    claimed: Decimal
+    free: Decimal
+    n_simulated: int
+
+
+def use_by_type() -> tuple[TypeUse, ...]:
+    """How many devices of each type there are, are held, are free, and are out of service."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT type.name, count(*), coalesce(sum(device.claimed_share), 0),"
+            " coalesce(sum(1 - device.claimed_share) FILTER (WHERE node.health NOT IN ('healthy', 'suspect')), 0),"
+            " count(*) FILTER (WHERE cluster.backend = 'simulated')"
+            " FROM inventory_device device JOIN inventory_node node ON node.id = device.node_id"
+            " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id"
+            " JOIN inventory_cluster cluster ON cluster.id = node.cluster_id"
+            " GROUP BY type.name ORDER BY count(*) DESC, type.name"
+        )
+        return tuple(
+            TypeUse(name, total, out, claimed, total - claimed - out, n_simulated)
+            for name, total, claimed, out, n_simulated in cursor.fetchall()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCount:
+    health: str
+    n_nodes: int
+    n_devices: int
+
+
+def count_by_health() -> tuple[HealthCount, ...]:
+    """Nodes and devices in each state of health; states without nodes are left out."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT health, count(*), coalesce(sum(n_devices), 0) FROM inventory_node GROUP BY health ORDER BY health"
+        )
+        return tuple(HealthCount(*row) for row in cursor.fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class MapNode:
+    """One node of a map of leaves."""
+
+    id: int
+    name: str
+    spine: str
+    leaf: str
+    health: str
+    n_devices: int
+    claimed: Decimal
+    accelerator_type: str
+
+
+def leaf_map(viewer: User, *, most: int, spines: Sequence[str] | None = None) -> tuple[MapNode, ...] | None:
+    """The nodes by spine and leaf, or None when there are more than `most`: then a coarser picture is due."""
+    nodes = node_rows(viewer).filter(leaf__isnull=False)
+    if spines is not None:
+        nodes = nodes.filter(leaf__parent__name__in=spines)
+    rows = list(
+        nodes.order_by("leaf__parent__name", "leaf__name", "name").values_list(
+            "id",
+            "name",
+            "leaf__parent__name",
+            "leaf__name",
+            "health",
+            "n_devices",
+            "claimed",
+            "accelerator_type__name",
+        )[: most + 1]
+    )
+    if len(rows) > most:
+        return None
+    return tuple(MapNode(id, name, spine or "", *rest) for id, name, spine, *rest in rows)
+
+
+def accelerator_type_names() -> list[str]:
+    return list(AcceleratorType.objects.order_by("name").values_list("name", flat=True))
+
+
+def cluster_rows() -> QuerySet[Cluster]:
+    """All clusters with the number of their nodes."""
+    return Cluster.objects.order_by("name")
+
+
+def nodes_out_of_service(viewer: User) -> QuerySet[Node]:
+    """Nodes that take no work, the longest away first."""
+    return (
+        node_rows(viewer)
+        .exclude(health=Health.HEALTHY)
+        .order_by(F("health_since_at").asc(nulls_first=True), "id")
+    )
