@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import TypeAlias
 
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import connection
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from apps.inventory.models import AcceleratorType, Backend, Cluster, Device, Domain, DomainKind, Health, Node
-from apps.teams.models import User
+
+Viewer: TypeAlias = AbstractBaseUser | AnonymousUser  # teams and inventory do not know each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ def site() -> Site:
     return Site(facility, n_halls, is_simulated)
 
 
-def nodes_visible_to(viewer: User) -> QuerySet[Node]:
+def nodes_visible_to(viewer: Viewer) -> QuerySet[Node]:
     """Everyone signed in sees the whole facility."""
     return Node.objects.all() if viewer.is_authenticated else Node.objects.none()
 
@@ -47,7 +50,7 @@ class NodeFilters:
     name_prefix: str = ""
 
 
-def node_rows(viewer: User, filters: NodeFilters = NodeFilters()) -> QuerySet[Node]:
+def node_rows(viewer: Viewer, filters: NodeFilters = NodeFilters()) -> QuerySet[Node]:
     """Nodes for a list, with type, cluster and domains at hand and `claimed`, the devices held on each."""
     claimed = (
         Device.objects.filter(node=OuterRef("pk"))
@@ -100,7 +103,8 @@ def use_by_type() -> tuple[TypeUse, ...]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT type.name, count(*), coalesce(sum(device.claimed_share), 0),"
-            " coalesce(sum(1 - device.claimed_share) FILTER (WHERE node.health NOT IN ('healthy', 'suspect')), 0),"
+            " coalesce(sum(1 - device.claimed_share)"
+            "  FILTER (WHERE node.health NOT IN ('healthy', 'suspect')), 0),"
             " count(*) FILTER (WHERE cluster.backend = 'simulated')"
             " FROM inventory_device device JOIN inventory_node node ON node.id = device.node_id"
             " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id"
@@ -124,7 +128,8 @@ def count_by_health() -> tuple[HealthCount, ...]:
     """Nodes and devices in each state of health; states without nodes are left out."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT health, count(*), coalesce(sum(n_devices), 0) FROM inventory_node GROUP BY health ORDER BY health"
+            "SELECT health, count(*), coalesce(sum(n_devices), 0) FROM inventory_node"
+            " GROUP BY health ORDER BY health"
         )
         return tuple(HealthCount(*row) for row in cursor.fetchall())
 
@@ -143,7 +148,7 @@ class MapNode:
     accelerator_type: str
 
 
-def leaf_map(viewer: User, *, most: int, spines: Sequence[str] | None = None) -> tuple[MapNode, ...] | None:
+def leaf_map(viewer: Viewer, *, most: int, spines: Sequence[str] | None = None) -> tuple[MapNode, ...] | None:
     """The nodes by spine and leaf, or None when there are more than `most`: then a coarser picture is due."""
     nodes = node_rows(viewer).filter(leaf__isnull=False)
     if spines is not None:
@@ -174,7 +179,7 @@ def cluster_rows() -> QuerySet[Cluster]:
     return Cluster.objects.order_by("name")
 
 
-def nodes_out_of_service(viewer: User) -> QuerySet[Node]:
+def nodes_out_of_service(viewer: Viewer) -> QuerySet[Node]:
     """Nodes that take no work, the longest away first."""
     return (
         node_rows(viewer)

@@ -61,19 +61,12 @@ def waiting(viewer: User, at: datetime) -> Waiting:
     return Waiting(n_jobs, devices, oldest_at, median_s)
 
 
-@dataclass(frozen=True, slots=True)
-class PowerPoint:
-    """Draw of one power domain as reserved by what runs: hosts at rest, idle devices, and jobs at their peak."""
-
-    domain: str
-    reserved_w: float
-
-
 def reserved_power_w() -> float:
-    """IT watts reserved now over the whole facility; nodes that failed are counted at rest, as the planner does."""
+    """IT watts reserved now: hosts at rest, devices at rest, and what runs at its peak; failed nodes at rest."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT (SELECT coalesce(sum(node.idle_w + node.n_devices * type.idle_w), 0) FROM inventory_node node"
+            "SELECT (SELECT coalesce(sum(node.idle_w + node.n_devices * type.idle_w), 0)"
+            " FROM inventory_node node"
             " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id)"
             " + (SELECT coalesce(sum(placement.peak_w), 0) FROM jobs_placement placement"
             " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"

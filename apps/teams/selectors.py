@@ -1,7 +1,5 @@
 """Who belongs to which team, and what each team may use."""
 
-from dataclasses import dataclass
-
 from django.db.models import Prefetch, QuerySet
 
 from apps.teams import policies
