@@ -1,0 +1,112 @@
+"""Writing the log: in the transaction of what happened, or not at all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from django.db import connection, transaction
+
+from apps.core.requests import current_source
+from apps.events.models import Event
+
+CHANNEL: Final = "switchyard"
+
+
+class Actor(Protocol):
+    """Who did it, as far as the log cares."""
+
+    @property
+    def pk(self) -> Any: ...
+
+    def get_username(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """An event that is about to be written. `source` is by default where the request under way came from."""
+
+    kind: str
+    subject_kind: str
+    at: datetime
+    subject_id: int | None = None
+    subject_name: str = ""
+    actor: Actor | None = None
+    team_id: int | None = None
+    is_audit: bool = False
+    is_private: bool = False
+    reason: str = ""
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | None = None
+    source: str = ""
+
+
+def record(
+    kind: str,
+    *,
+    subject_kind: str,
+    at: datetime,
+    subject_id: int | None = None,
+    subject_name: str = "",
+    actor: Actor | None = None,
+    team_id: int | None = None,
+    is_audit: bool = False,
+    is_private: bool = False,
+    reason: str = "",
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    source: str = "",
+) -> Event:
+    """Log one event in the caller's transaction, and wake whoever listens when that commits."""
+    row = EventRow(
+        kind=kind,
+        subject_kind=subject_kind,
+        subject_id=subject_id,
+        subject_name=subject_name,
+        at=at,
+        actor=actor,
+        team_id=team_id,
+        is_audit=is_audit,
+        is_private=is_private,
+        reason=reason,
+        before=before,
+        after=after,
+        data=data,
+        source=source,
+    )
+    return record_many([row])[0]
+
+
+def record_many(rows: Sequence[EventRow]) -> list[Event]:
+    """Log many events in one statement; each distinct kind wakes once."""
+    if not rows:
+        return []
+    source = current_source()
+    with transaction.atomic():
+        events = Event.objects.bulk_create([_event(row, source) for row in rows])
+        kinds = sorted({row.kind for row in rows})
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, kind) FROM unnest(%s::text[]) AS kind", [CHANNEL, kinds])
+    return events
+
+
+def _event(row: EventRow, source: str) -> Event:
+    return Event(
+        at=row.at,
+        kind=row.kind,
+        subject_kind=row.subject_kind,
+        subject_id=row.subject_id,
+        subject_name=row.subject_name,
+        team_id=row.team_id,
+        actor_id=None if row.actor is None else row.actor.pk,
+        actor_name="" if row.actor is None else row.actor.get_username(),
+        source=row.source or source,
+        is_audit=row.is_audit,
+        is_private=row.is_private,
+        reason=row.reason,
+        before=None if row.before is None else dict(row.before),
+        after=None if row.after is None else dict(row.after),
+        data=dict(row.data or {}),
+    )
