@@ -1,0 +1,386 @@
+"""Goes over a plan before anything is written. Shares no code with the planner, on purpose: a rule misunderstood there
+is not misunderstood here in the same way. Plain dictionaries and sums over what the plan touches.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from apps.jobs.spec import SHARE_STEPS
+from apps.scheduling.engine.facts import NONE, Ask, Facility, Fault, Gang, Placing, Plan, Policy, Running, Snapshot
+
+SLACK = 1e-6  # relative: watts and cpus are sums of floats here
+_OVERDUE_S = 1.0
+
+
+def check(snapshot: Snapshot, plan: Plan, policy: Policy) -> tuple[Fault, ...]:
+    """Every rule the plan breaks; empty when it may be written."""
+    del policy
+    return tuple(_Checker(snapshot, plan).faults())
+
+
+class _Checker:
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.snapshot, self.plan = snapshot, plan
+        self.facility: Facility = snapshot.facility
+        self.gangs: dict[int, Gang] = {gang.id: gang for gang in snapshot.queue}
+        self.running: dict[int, Running] = {r.gang.id: r for r in snapshot.running}
+        self._above: dict[int, tuple[int, ...]] = {}
+
+    def faults(self) -> Iterator[Fault]:
+        seen: Counter[int] = Counter(start.job_id for start in self.plan.starts)
+        for job_id, n in seen.items():
+            if n > 1 or job_id in self.running:
+                yield Fault("gang", job_id, "starts although it runs already" if n == 1 else "starts twice")
+        known = [start for start in self.plan.starts if start.job_id in self.gangs]
+        for start in self.plan.starts:
+            if start.job_id not in self.gangs:
+                yield Fault("gang", start.job_id, "is not in the queue")
+        for start in known:
+            gang = self.gangs[start.job_id]
+            yield from self._ready(gang)
+            yield from self._shape(gang, start.placing)
+            yield from self._bookings(gang, start.placing, start.expected_end_s)
+        placed = [(self.gangs[s.job_id], s.placing) for s in known]
+        yield from self._devices(placed)
+        yield from self._power(placed)
+        yield from self._quota(placed)
+        yield from self._arrays(placed)
+        yield from self._promises()
+
+    # -- the job itself -----------------------------------------------------------------------------------------------
+
+    def _ready(self, gang: Gang) -> Iterator[Fault]:
+        now_s = self.snapshot.now_s
+        if gang.is_held:
+            yield Fault("held", gang.id, "is held")
+        if gang.waits_for:
+            yield Fault("dependency", gang.id, f"waits for {gang.waits_for[0]}")
+        if gang.not_before_s > now_s or gang.retry_s > now_s:
+            yield Fault("not_before", gang.id, "starts before its time")
+
+    def _shape(self, gang: Gang, placing: Placing) -> Iterator[Fault]:
+        counts: Counter[int] = Counter()
+        kinds: set[int] = set()
+        places: dict[int, set[int]] = defaultdict(set)
+        for share in placing:
+            if not (0 <= share.group < len(gang.shape.asks) and 0 <= share.node < len(self.facility.node_id)):
+                yield Fault("gang", gang.id, "names a group or a node that does not exist")
+                return
+            ask = gang.shape.asks[share.group]
+            node = share.node
+            if share.n_replicas < 1:
+                yield Fault("gang", gang.id, "has a share without replicas")
+            counts[share.group] += share.n_replicas
+            places[share.group].add(node)
+            yield from self._node(gang, node)
+            yield from self._share(gang, ask, share.devices, share.n_replicas, share.share_steps, node)
+            kind = int(self.facility.kind[node])
+            if ask.devices or ask.share_steps:
+                kinds.add(kind)
+                if kind not in ask.kinds:
+                    yield Fault("kind", gang.id, f"does not accept {self.facility.kinds[kind].name}")
+            elif ask.kinds and kind not in ask.kinds:
+                yield Fault("kind", gang.id, f"does not accept {self.facility.kinds[kind].name}")
+        if len(kinds) > 1:
+            yield Fault("kind", gang.id, "mixes accelerator types")
+        for g, ask in enumerate(gang.shape.asks):
+            least = ask.n_replicas if ask.n_min is None else ask.n_min
+            most = ask.n_replicas if ask.n_max is None else ask.n_max
+            if not least <= counts[g] <= most:
+                yield Fault("gang", gang.id, f"has {counts[g]} of {ask.n_replicas} replicas")
+            if ask.required is not None:
+                domains = {self._domain(node, ask.required) for node in places[g]}
+                if len(domains) > 1 or None in domains:
+                    yield Fault("topology", gang.id, f"is not within one {ask.required}")
+
+    def _node(self, gang: Gang, node: int) -> Iterator[Fault]:
+        name = self.facility.node_name[node]
+        if not self.snapshot.is_usable[node] or self.snapshot.is_failed[node]:
+            yield Fault("node", gang.id, f"{name} takes no new work")
+        if gang.shape.cluster not in (NONE, int(self.facility.cluster[node])):
+            yield Fault("node", gang.id, f"{name} is not in its cluster")
+
+    def _share(
+        self, gang: Gang, ask: Ask, devices: tuple[int, ...], n_replicas: int, share_steps: int, node: int
+    ) -> Iterator[Fault]:
+        if len(set(devices)) != len(devices) or any(not 0 <= d < int(self.facility.n_devices[node]) for d in devices):
+            yield Fault("device", gang.id, "names a device twice, or one that does not exist")
+        if ask.devices:
+            if len(devices) != ask.devices * n_replicas or share_steps != SHARE_STEPS:
+                yield Fault("gang", gang.id, f"has {len(devices)} devices for {n_replicas} replicas of {ask.devices}")
+        elif ask.share_steps:
+            if len(devices) != 1 or share_steps != ask.share_steps * n_replicas or share_steps > SHARE_STEPS:
+                yield Fault("device", gang.id, "has the wrong share of a device")
+        elif devices:
+            yield Fault("device", gang.id, "holds devices it did not ask for")
+
+    def _domain(self, node: int, kind: str) -> object:
+        facility = self.facility
+        for lowest in (facility.scale_up, facility.leaf, facility.power, facility.cooling, facility.storage):
+            for at in self._ancestors(int(lowest[node])):
+                if facility.domains[at].kind == kind:
+                    return at
+        return ("node", node) if kind == "scale_up" else None
+
+    def _ancestors(self, domain: int) -> tuple[int, ...]:
+        if domain == NONE:
+            return ()
+        if domain not in self._above:
+            self._above[domain] = (domain, *self._ancestors(self.facility.domains[domain].parent))
+        return self._above[domain]
+
+    # -- bookings -----------------------------------------------------------------------------------------------------
+
+    def _teams_above(self, team: int) -> set[int]:
+        above = set()
+        while team != NONE and team not in above:
+            above.add(team)
+            team = self.snapshot.teams[team].parent if team < len(self.snapshot.teams) else NONE
+        return above
+
+    def _bookings(self, gang: Gang, placing: Placing, end_s: float) -> Iterator[Fault]:
+        now_s = self.snapshot.now_s
+        mine = self._teams_above(gang.team)
+        nodes = {share.node for share in placing}
+        if gang.shape.reservation != NONE:
+            booking = self.snapshot.bookings[gang.shape.reservation]
+            if not booking.start_s <= now_s or end_s > booking.end_s:
+                yield Fault("reservation", gang.id, f"is not inside its reservation {booking.name}")
+            if booking.nodes and not nodes <= set(booking.nodes):
+                yield Fault("reservation", gang.id, f"leaves the nodes of {booking.name}")
+        for booking in self.snapshot.bookings:
+            if mine & booking.teams or booking.end_s <= now_s or not booking.nodes:
+                continue
+            meets = booking.start_s < end_s or not booking.is_flexible
+            if meets and nodes & set(booking.nodes):
+                yield Fault("reservation", gang.id, f"would be on nodes of {booking.name}")
+
+    # -- sums over everything -----------------------------------------------------------------------------------------
+
+    def _all(self, placed: Iterable[tuple[Gang, Placing]]) -> Iterator[tuple[Gang, Placing]]:
+        yield from ((r.gang, r.placing) for r in self.snapshot.running)
+        yield from placed
+
+    def _devices(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+        touched = {share.node for _, placing in placed for share in placing}
+        steps: Counter[tuple[int, int]] = Counter()
+        cpus: dict[int, float] = defaultdict(float)
+        memory: dict[int, float] = defaultdict(float)
+        for gang, placing in self._all(placed):
+            for share in placing:
+                if share.node not in touched or share.group >= len(gang.shape.asks):
+                    continue
+                ask = gang.shape.asks[share.group]
+                for device in share.devices:
+                    steps[share.node, device] += share.share_steps
+                cpus[share.node] += ask.cpus * share.n_replicas
+                memory[share.node] += ask.memory_gib * share.n_replicas
+        for (node, device), taken in steps.items():
+            if taken > SHARE_STEPS:
+                yield Fault("device", None, f"device {device} of {self.facility.node_name[node]} is claimed {taken / SHARE_STEPS:g} times")
+        for node in touched:
+            for what, used, there in (("cpus", cpus, self.facility.cpus), ("GiB", memory, self.facility.memory_gib)):
+                if used[node] > float(there[node]) * (1 + SLACK) + SLACK:
+                    yield Fault("resources", None, f"{self.facility.node_name[node]} has fewer {what} than it gives")
+
+    def _peak_w(self, gang: Gang, share_group: int, node: int) -> float:
+        """Watts above idle of one replica."""
+        ask = gang.shape.asks[share_group]
+        kind = self.facility.kinds[int(self.facility.kind[node])]
+        peak = kind.tdp_w if ask.peak_w is None else min(ask.peak_w, kind.tdp_w)
+        return max(0.0, peak - kind.idle_w) * (ask.devices or ask.share_steps / SHARE_STEPS)
+
+    def _load_above_idle(self, placed: Iterable[tuple[Gang, Placing]]) -> dict[int, float]:
+        load: dict[int, float] = defaultdict(float)
+        for gang, placing in placed:
+            for share in placing:
+                if share.group >= len(gang.shape.asks):
+                    continue
+                watts = self._peak_w(gang, share.group, share.node) * share.n_replicas
+                for domain in self._domains_of(share.node):
+                    load[domain] += watts
+        return load
+
+    def _domains_of(self, node: int) -> set[int]:
+        f = self.facility
+        return {at for low in (f.scale_up, f.leaf, f.power, f.cooling, f.storage) for at in self._ancestors(int(low[node]))}
+
+    def _idle_load(self) -> dict[int, float]:
+        f = self.facility
+        idle: dict[int, float] = defaultdict(float)
+        for node in range(len(f.node_id)):
+            watts = float(f.idle_w[node]) + int(f.n_devices[node]) * f.kinds[int(f.kind[node])].idle_w
+            for domain in self._domains_of(node):
+                idle[domain] += watts
+        return idle
+
+    def _limits(self) -> dict[int, float]:
+        return {
+            i: (d.limit_w - d.overhead_fixed_w) / d.overhead_k for i, d in enumerate(self.facility.domains) if d.limit_w != inf
+        }
+
+    def _power(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+        limits = self._limits()
+        if not limits or not placed:
+            return
+        added = self._load_above_idle(placed)
+        load, idle = self._load_above_idle(self._all(placed)), self._idle_load()
+        for domain, limit_w in limits.items():
+            if added.get(domain, 0.0) <= 0:
+                continue  # nothing of this plan draws there: an old excess is not its fault
+            total = idle[domain] + load[domain]
+            if total > limit_w + SLACK * max(1.0, abs(limit_w)):
+                name = self.facility.domains[domain].name
+                yield Fault("power", None, f"{name} would draw {total:.1f} W of {limit_w:.1f} W")
+
+    def _quota(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+        teams = self.snapshot.teams
+        if not self.snapshot.quota_is_checked or not teams:
+            return
+        limited = {k for team in teams for k in team.entitlement}
+        before = self._use_by_team((r.gang, r.placing) for r in self.snapshot.running)
+        after = self._use_by_team(self._all(placed))
+        for gang, placing in placed:
+            kinds = {int(self.facility.kind[s.node]) for s in placing if s.devices} & limited
+            for kind in kinds:
+                yield from self._quota_of(gang, kind, before, after)
+
+    def _use_by_team(self, placed: Iterable[tuple[Gang, Placing]]) -> dict[tuple[int, int], int]:
+        use: dict[tuple[int, int], int] = defaultdict(int)
+        for gang, placing in placed:
+            for share in placing:
+                if gang.team != NONE and share.devices:
+                    use[gang.team, int(self.facility.kind[share.node])] += share.share_steps * len(share.devices)
+        return use
+
+    def _quota_of(
+        self, gang: Gang, kind: int, before: dict[tuple[int, int], int], after: dict[tuple[int, int], int]
+    ) -> Iterator[Fault]:
+        teams = self.snapshot.teams
+        children: dict[int, list[int]] = defaultdict(list)
+        for i, team in enumerate(teams):
+            children[team.parent].append(i)
+
+        def owned(i: int) -> int:
+            own = teams[i].entitlement.get(kind, 0) * SHARE_STEPS
+            return own + sum(owned(c) - kept(c) for c in children[i])
+
+        def kept(i: int) -> int:
+            lend = teams[i].lend_limit.get(kind)
+            return 0 if lend is None else max(0, owned(i) - lend * SHARE_STEPS)
+
+        def used(i: int, by: dict[tuple[int, int], int]) -> int:
+            return by.get((i, kind), 0) + sum(spilled(c, by) for c in children[i])
+
+        def spilled(i: int, by: dict[tuple[int, int], int]) -> int:
+            return max(0, used(i, by) - kept(i))
+
+        at = gang.team
+        while at != NONE:
+            name, parent = teams[at].name, teams[at].parent
+            if parent == NONE:
+                if used(at, after) > owned(at):
+                    yield Fault("quota", gang.id, f"{name} would use more than it owns")
+                return
+            if spilled(at, after) == spilled(at, before):
+                return
+            borrow = teams[at].borrow_limit.get(kind)
+            if borrow is not None and spilled(at, after) - (owned(at) - kept(at)) > borrow * SHARE_STEPS:
+                yield Fault("quota", gang.id, f"{name} would borrow more than {borrow}")
+            at = parent
+
+    def _arrays(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+        counts = Counter(gang.array for gang, _ in self._all(placed) if gang.array != NONE)
+        for gang, _ in placed:
+            if gang.array != NONE and gang.array_max and counts[gang.array] > gang.array_max:
+                yield Fault("dependency", gang.id, "its array has too many jobs running")
+
+    # -- promises -----------------------------------------------------------------------------------------------------
+
+    def _promises(self) -> Iterator[Fault]:
+        """Every promised job still fits where and when it was promised, whatever starts now runs to its limit."""
+        reserves = [r for r in self.plan.reserves if r.job_id in self.gangs]
+        if not reserves:
+            return
+        now_s = self.snapshot.now_s
+        changes: list[tuple[float, int, Gang, Placing]] = []
+        active: list[tuple[Gang, Placing]] = []
+        for running in self.snapshot.running:
+            active.append((running.gang, running.placing))
+            end_s = running.ends_s if running.ends_s > now_s else now_s + _OVERDUE_S
+            changes.append((end_s, 0, running.gang, running.placing))
+        for start in self.plan.starts:
+            gang = self.gangs.get(start.job_id)
+            if gang is not None:
+                active.append((gang, start.placing))
+                changes.append((start.expected_end_s, 0, gang, start.placing))
+        for reserve in reserves:
+            gang = self.gangs[reserve.job_id]
+            length_s = gang.limit_s if gang.limit_s != inf else self._work_s(gang, reserve.placing)
+            changes.append((reserve.start_s, 1, gang, reserve.placing))
+            changes.append((reserve.start_s + length_s, 0, gang, reserve.placing))
+        book = _Book(self, active)
+        changes.sort(key=lambda c: (c[0], c[1]))
+        last_s = max(r.start_s for r in reserves)
+        begun: set[int] = {gang.id for gang, _ in active}
+        for at_s, grants, gang, placing in changes:
+            if at_s > last_s:
+                break
+            if grants:
+                begun.add(gang.id)
+                book.add(gang, placing, 1)
+                yield from book.overdrawn(gang, placing)
+            elif gang.id in begun:
+                book.add(gang, placing, -1)
+
+    def _work_s(self, gang: Gang, placing: Placing) -> float:
+        f = self.facility
+        holding = [s.node for s in placing]
+        if gang.work_s == inf or not holding:
+            return inf
+        slowest = min(float(f.speed[n]) for n in holding)
+        return gang.work_s / (slowest * f.kinds[int(f.kind[holding[0]])].speed)
+
+
+class _Book:
+    """Devices, cpus, memory and watts in use at a moving instant."""
+
+    def __init__(self, checker: _Checker, active: list[tuple[Gang, Placing]]) -> None:
+        self.checker = checker
+        self.devices: dict[int, float] = defaultdict(float)
+        self.cpus: dict[int, float] = defaultdict(float)
+        self.memory: dict[int, float] = defaultdict(float)
+        self.watts: dict[int, float] = defaultdict(float)
+        self.limits = checker._limits()
+        self.idle = checker._idle_load() if self.limits else {}
+        for gang, placing in active:
+            self.add(gang, placing, 1)
+
+    def add(self, gang: Gang, placing: Placing, sign: int) -> None:
+        for share in placing:
+            ask = gang.shape.asks[share.group]
+            self.devices[share.node] += sign * share.n_replicas * (ask.devices or ask.share_steps / SHARE_STEPS)
+            self.cpus[share.node] += sign * share.n_replicas * ask.cpus
+            self.memory[share.node] += sign * share.n_replicas * ask.memory_gib
+            if self.limits:
+                watts = sign * share.n_replicas * self.checker._peak_w(gang, share.group, share.node)
+                for domain in self.checker._domains_of(share.node):
+                    self.watts[domain] += watts
+
+    def overdrawn(self, gang: Gang, placing: Placing) -> Iterator[Fault]:
+        facility = self.checker.facility
+        for share in placing:
+            node = share.node
+            if (
+                self.devices[node] > int(facility.n_devices[node]) + SLACK
+                or self.cpus[node] > float(facility.cpus[node]) * (1 + SLACK) + SLACK
+                or self.memory[node] > float(facility.memory_gib[node]) * (1 + SLACK) + SLACK
+            ):
+                yield Fault("protection", gang.id, f"no longer fits on {facility.node_name[node]} when it was promised to start")
+                return
+        for domain, limit_w in self.limits.items():
+            if self.idle[domain] + self.watts[domain] > limit_w + SLACK * max(1.0, abs(limit_w)):
+                if any(domain in self.checker._domains_of(s.node) for s in placing):
+                    yield Fault("protection", gang.id, f"{facility.domains[domain].name} has no power left when it was promised to start")
+                    return

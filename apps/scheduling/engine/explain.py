@@ -1,0 +1,274 @@
+"""Why a job waits: the rules without which it would start now, with the numbers.
+
+A rule binds when the job would start if that rule alone were left out. Where no single rule does it, the answer is a
+smallest set of rules that do it together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apps.scheduling.engine.facts import NONE, Gang, Wait
+from apps.scheduling.engine.placement import total_steps
+from apps.scheduling.engine.units import BIG, FULL
+
+if TYPE_CHECKING:
+    from apps.scheduling.engine.planner import Pass, Rules
+
+# In the order in which they are named when several bind.
+RULES = ("quota", "topology", "power", "reservation", "priority", "unhealthy", "resources")
+
+
+def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
+    """Why the gang itself is not ready, whatever the facility looks like."""
+    now_s = walk.now_s
+    if gang.is_held:
+        return Wait(gang.id, "held", "It is held.", ("held",), {}, rank)
+    if gang.waits_for:
+        n = len(gang.waits_for)
+        sentence = f"It waits for {_list(gang.waits_for[:3])}" + (f" and {n - 3} more" if n > 3 else "") + " to finish well."
+        return Wait(gang.id, "dependency", sentence, ("dependency",), {"waits_for": n}, rank)
+    not_before_s = max(gang.not_before_s, gang.retry_s)
+    if not_before_s > now_s:
+        walk.boundary_s = min(walk.boundary_s, not_before_s)
+        left_s = not_before_s - now_s
+        what = "It is not to start before its time" if gang.not_before_s >= gang.retry_s else "It is tried again"
+        sentence = f"{what}, in {_duration(left_s)}."
+        return Wait(gang.id, "not_before", sentence, ("not_before",), {"left_s": left_s}, rank, not_before_s)
+    if gang.array != NONE and gang.array_max and walk.running_of_array.get(gang.array, 0) >= gang.array_max:
+        sentence = f"{gang.array_max} jobs of its array run, which is as many as it allows."
+        return Wait(gang.id, "dependency", sentence, ("dependency",), {"max_running": gang.array_max}, rank)
+    if gang.shape.reservation != NONE:
+        booking = walk.snapshot.bookings[gang.shape.reservation]
+        if now_s < booking.start_s:
+            walk.boundary_s = min(walk.boundary_s, booking.start_s)
+            sentence = f"Its reservation {booking.name} begins in {_duration(booking.start_s - now_s)}."
+            return Wait(gang.id, "reservation", sentence, ("reservation",), {}, rank, booking.start_s)
+    return None
+
+
+class Explainer:
+    """Answers for one pass; jobs of one shape, team and length share the answer."""
+
+    def __init__(self, walk: "Pass") -> None:
+        self.walk = walk
+        self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
+
+    def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
+        walk = self.walk
+        length = gang.limit_s if gang.limit_s != inf else gang.work_s
+        key = (id(gang.shape), gang.team, length, promised_s is not None)
+        if key not in self._known:
+            blocked_by = self._blocked_by(gang)
+            code = blocked_by[0] if blocked_by else "resources"
+            sentence, facts = self._words(gang, code)
+            self._known[key] = (code, blocked_by, sentence, facts)
+        code, blocked_by, sentence, facts = self._known[key]
+        return Wait(gang.id, code, sentence, blocked_by, facts, rank, promised_s)
+
+    def _starts(self, gang: Gang, without: frozenset[str]) -> bool:
+        from apps.scheduling.engine.planner import ALL
+
+        walk = self.walk
+        if walk.strictly_behind is not None and walk.strictly_behind is not gang and "priority" not in without:
+            return False
+        rules: Rules = replace(ALL, **dict.fromkeys(without, False))
+        return any(
+            walk.fit(gang, kind, walk.calendar.now, walk.duration_s(gang, kind), rules=rules, named=False) is not None
+            for kind in walk.kinds(gang.shape)
+        )
+
+    def _blocked_by(self, gang: Gang) -> tuple[str, ...]:
+        single = tuple(rule for rule in RULES if self._may_bind(gang, rule) and self._starts(gang, frozenset({rule})))
+        if single:
+            return single
+        left_out = {rule for rule in RULES if self._may_bind(gang, rule)}
+        if not self._starts(gang, frozenset(left_out)):
+            return ()
+        for rule in reversed(RULES):  # keep as few as will do, and rather those that say more
+            if rule in left_out and self._starts(gang, frozenset(left_out - {rule})):
+                left_out.discard(rule)
+        return tuple(rule for rule in RULES if rule in left_out)
+
+    def _may_bind(self, gang: Gang, rule: str) -> bool:
+        walk = self.walk
+        if rule == "quota":
+            return bool(walk.tree.teams) and gang.team != NONE
+        if rule == "topology":
+            return any(ask.required is not None for ask in gang.shape.asks)
+        if rule == "power":
+            return walk.frame.has_limits
+        if rule == "reservation":
+            return bool(walk.calendar.bookings)
+        if rule == "priority":
+            return walk.strictly_behind is not None or bool(walk.reserves)
+        if rule == "unhealthy":
+            return not bool(walk.snapshot.is_usable.all())
+        return True
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _words(self, gang: Gang, code: str) -> tuple[str, dict[str, Any]]:
+        return getattr(self, f"_say_{code}")(gang)  # type: ignore[no-any-return]
+
+    def _kind_names(self, gang: Gang) -> str:
+        kinds = self.walk.kinds(gang.shape)
+        if not total_steps(gang.shape):
+            return "nodes"
+        if len(kinds) == len(self.walk.frame.kinds) and len(kinds) > 1:
+            return "devices"
+        return " or ".join(self.walk.frame.kinds[k].name for k in kinds[:3]) or "devices"
+
+    def _mask(self, gang: Gang) -> Any:
+        walk = self.walk
+        mask = np.zeros(walk.frame.n_nodes, dtype=bool)
+        for kind in walk.kinds(gang.shape):
+            mask |= walk.frame.kind_mask[kind]
+        return mask & walk.may_use(gang)
+
+    def _say_quota(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        kind = next(k for k in walk.kinds(gang.shape) if walk.tree.limited[k])
+        state, tree, team = walk.calendar.now, walk.tree, gang.team
+        used, owned = int(state.use[team, kind]), int(tree.subtree[team, kind])
+        left = max(0, tree.available(state.use, team, kind))
+        need = total_steps(gang.shape)
+        name = walk.frame.kinds[kind].name
+        facts = {
+            "team": walk.snapshot.teams[team].name,
+            "accelerator": name,
+            "asked": _devices(need),
+            "used": _devices(used),
+            "entitled": _devices(owned),
+            "left": _devices(left) if left < BIG else None,
+        }
+        sentence = (
+            f"{facts['team']} is at quota: {facts['used']} of {facts['entitled']} {name} in use, "
+            f"{facts['left']} left with borrowing; it asks {facts['asked']}."
+        )
+        return sentence, facts
+
+    def _say_topology(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        ask = next(ask for ask in gang.shape.asks if ask.required is not None)
+        level = ask.required or ""
+        free = np.where(self._mask(gang), np.maximum(walk.calendar.now.whole, 0), 0)
+        room = free // ask.devices if ask.devices else free
+        by_domain = np.bincount(walk.frame.level[level], weights=room)
+        best = int(by_domain.max(initial=0))
+        facts = {"level": level, "asked_replicas": ask.n_replicas, "best_replicas": best, "devices": ask.devices}
+        what = level.replace("_", "-")
+        each = f" of {ask.devices} devices" if ask.devices > 1 else ""
+        return f"No {what} has room for {ask.n_replicas} replicas{each}; the best has room for {best}.", facts
+
+    def _say_power(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        frame = walk.frame
+        need_uw = 0
+        for ask in gang.shape.asks:
+            if ask.devices or ask.share_steps:
+                kind = walk.kinds(gang.shape)[0]
+                need_uw += frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) * ask.n_replicas
+        head = walk.calendar.now.head[:-1]
+        above = np.unique(frame.paths[self._mask(gang)])
+        above = above[above < len(head)]
+        short = [p for p in above.tolist() if int(head[p]) < need_uw] or above.tolist()
+        # The highest domain that is short names the trouble best: everything below it is short for the same reason.
+        worst = max(short, key=lambda p: (int((frame.paths == p).any(axis=1).sum()), -int(head[p]), -p))
+        domain = frame.domains[int(frame.limited[worst])]
+        left_w = max(0.0, int(head[worst]) / 1e6)
+        facts = {"domain": domain.name, "kind": domain.kind, "need_w": need_uw / 1e6, "headroom_w": left_w}
+        return f"{domain.name} has {_watts(left_w)} left; it needs {_watts(need_uw / 1e6)}.", facts
+
+    def _say_reservation(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        calendar = walk.calendar
+        others = [b for i, b in enumerate(calendar.bookings) if i not in calendar.allowed(gang)]
+        if gang.shape.reservation != NONE:
+            booking = walk.snapshot.bookings[gang.shape.reservation]
+            return f"It does not fit into what is left of its reservation {booking.name}.", {"reservation": booking.name}
+        booking = min(others or calendar.bookings, key=lambda b: (b.start_s, b.end_s))
+        facts: dict[str, Any] = {"reservation": booking.name, "start_s": booking.start_s, "end_s": booking.end_s}
+        if booking.start_s > walk.now_s:
+            left = booking.start_s - walk.now_s
+            facts["fits_under_s"] = left
+            if gang.limit_s == inf:
+                return f"It would run into {booking.name} in {_duration(left)}; it declares no limit.", facts
+            return (
+                f"It would run into {booking.name} in {_duration(left)}; its limit is {_duration(gang.limit_s)}.",
+                facts,
+            )
+        return f"{booking.name} holds what it would need, for another {_duration(booking.end_s - walk.now_s)}.", facts
+
+    def _say_priority(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        if walk.strictly_behind is not None:
+            return "It stands behind a job that waits, and the order is strict.", {"ahead": 1}
+        n = len([r for r in walk.reserves if r.job_id != gang.id])
+        facts = {"ahead": n, "first_start_s": min((r.start_s for r in walk.reserves), default=None)}
+        jobs = "1 job that ranks higher is" if n == 1 else f"{n} jobs that rank higher are"
+        return f"{jobs} promised the devices it would need.", facts
+
+    def _say_unhealthy(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        kinds = np.zeros(walk.frame.n_nodes, dtype=bool)
+        for kind in walk.kinds(gang.shape):
+            kinds |= walk.frame.kind_mask[kind]
+        out = int((kinds & ~walk.snapshot.is_usable).sum())
+        return f"{out} of the {int(kinds.sum())} nodes it could use are out of service.", {"out": out, "of": int(kinds.sum())}
+
+    def _say_resources(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        mask = self._mask(gang)
+        need = total_steps(gang.shape)
+        names = self._kind_names(gang)
+        capacity = int(walk.frame.n_devices[mask].sum())
+        free_steps = int(np.add.reduceat(walk.calendar.now.dev, walk.frame.offset[:-1])[mask].sum())
+        facts = {"asked": _devices(need), "free": _devices(free_steps), "capacity": capacity, "accelerator": names}
+        if not need:
+            return "No node has the cpus or the memory it asks for free.", facts
+        if need > capacity * FULL:
+            return f"It asks {facts['asked']} {names}; {capacity} are in service.", facts
+        if free_steps >= need:
+            ask = max(gang.shape.asks, key=lambda a: a.devices)
+            room = int(np.where(mask, walk.calendar.now.whole // max(ask.devices, 1), 0).clip(0).sum())
+            facts["replicas_that_fit"] = room
+            if ask.devices > 1 and room < ask.n_replicas:
+                each = f"{ask.devices} {names} on one node"
+                return f"It asks {ask.n_replicas} times {each}; {facts['free']} are free, but so only {room} fit.", facts
+            return f"{facts['free']} {names} are free, but not with the cpus and the memory it asks for.", facts
+        return f"{facts['free']} of the {facts['asked']} {names} it asks for are free.", facts
+
+
+def _devices(steps: int) -> float | int:
+    return steps // FULL if steps % FULL == 0 else round(steps / FULL, 6)
+
+
+def _watts(watts: float) -> str:
+    return f"{watts / 1000:.1f} kW" if watts >= 1000 else f"{watts:.0f} W"
+
+
+def _duration(seconds: float) -> str:
+    if seconds == inf:
+        return "an unknown time"
+    whole = round(seconds)
+    parts = [(86400, "d"), (3600, "h"), (60, "min"), (1, "s")]
+    words = []
+    for size, unit in parts:
+        if whole >= size or (unit == "s" and not words):
+            words.append(f"{whole // size} {unit}")
+            whole %= size
+        elif words:
+            break
+        if len(words) == 2:
+            break
+    return " ".join(words)
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+

@@ -1,0 +1,127 @@
+"""What can be said of a facility once and for all: which nodes lie under which domain, and whose limits they meet."""
+
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from apps.scheduling.engine.facts import NONE, BoolArray, Facility, IntArray
+from apps.scheduling.engine.units import BIG, micro
+
+LEVELS = ("scale_up", "leaf", "spine")  # from narrow to wide
+
+_FRAMES: WeakKeyDictionary[Facility, "Frame"] = WeakKeyDictionary()
+
+
+def frame_of(facility: Facility) -> "Frame":
+    """The frame of this facility; made once per Facility object."""
+    frame = _FRAMES.get(facility)
+    if frame is None:
+        frame = _FRAMES[facility] = Frame(facility)
+    return frame
+
+
+class Frame:
+    """Derived arrays of a Facility. n: nodes, l: domains with a limit."""
+
+    def __init__(self, facility: Facility) -> None:
+        # No reference back to the facility: the frame must not keep its own key alive.
+        self.kinds, self.domains = facility.kinds, facility.domains
+        self.node_name = facility.node_name
+        self.n_nodes = facility.n_nodes
+        self.kind: IntArray = facility.kind
+        self.n_devices: IntArray = facility.n_devices
+        self.cluster: IntArray = facility.cluster
+        self.speed = facility.speed
+        self.idle_w = facility.idle_w
+        self.offset: IntArray = np.concatenate([[0], np.cumsum(facility.n_devices)]).astype(np.int64)
+        self.cpu: IntArray = micro(facility.cpus)
+        self.mem: IntArray = micro(facility.memory_gib)
+        self.node_of_device: IntArray = np.repeat(np.arange(self.n_nodes), facility.n_devices)
+        self._ancestor: dict[str, IntArray] = {}
+        self._lowest = facility.lowest
+        self.level: dict[str, IntArray] = {}  # dense ids; a node without such a domain is one of its own
+        self.has_level: dict[str, BoolArray] = {}
+        for name in LEVELS:
+            domain = self.ancestor(name)
+            self.has_level[name] = (domain != NONE) if name != "scale_up" else np.ones(self.n_nodes, dtype=bool)
+            own = np.where(domain != NONE, domain, len(self.domains) + np.arange(self.n_nodes))
+            _, dense = np.unique(own, return_inverse=True)
+            self.level[name] = dense.astype(np.int64)
+        self.kind_mask = [facility.kind == k for k in range(len(facility.kinds))]
+        self._build_limits()
+
+    def ancestor(self, domain_kind: str) -> IntArray:
+        """(n,) position of the domain of this kind above each node, NONE where there is none."""
+        if domain_kind not in self._ancestor:
+            above = np.full(len(self.domains) + 1, NONE, dtype=np.int64)
+            for d in range(len(self.domains)):
+                at = d
+                while at != NONE and self.domains[at].kind != domain_kind:
+                    at = self.domains[at].parent
+                above[d] = at
+            found = np.full(self.n_nodes, NONE, dtype=np.int64)
+            for lowest in self._lowest:
+                found = np.where(found == NONE, above[lowest], found)  # above[-1] is NONE: a node outside that tree
+            self._ancestor[domain_kind] = found
+        return self._ancestor[domain_kind]
+
+    def _build_limits(self) -> None:
+        paths: list[list[int]] = [[] for _ in range(self.n_nodes)]
+        limited: dict[int, int] = {}
+        roots: dict[int, int] = {}
+        memo: dict[int, tuple[int, ...]] = {}
+
+        def path(domain: int) -> tuple[int, ...]:
+            if domain not in memo:
+                above, at = [], domain
+                while at != NONE:
+                    if self.domains[at].limit_w != np.inf:
+                        above.append(limited.setdefault(at, len(limited)))
+                    top, at = at, self.domains[at].parent
+                for position in above:
+                    roots[position] = top
+                memo[domain] = tuple(above)
+            return memo[domain]
+
+        for lowest in self._lowest:
+            for n, domain in enumerate(lowest.tolist()):
+                if domain != NONE:
+                    for position in path(domain):
+                        if position not in paths[n]:
+                            paths[n].append(position)
+        self.limited: IntArray = np.array(list(limited), dtype=np.int64)
+        n_limited = len(limited)
+        width = max((len(p) for p in paths), default=0)
+        self.paths: IntArray = np.full((self.n_nodes, width), n_limited, dtype=np.int64)
+        for n, p in enumerate(paths):
+            self.paths[n, : len(p)] = p
+        # The load of a node at rest counts everywhere, also when it has failed: it may come back at any moment.
+        rest_w = self.idle_w + self.n_devices * np.array([k.idle_w for k in self.kinds] or [0.0])[self.kind]
+        self.rest = micro(rest_w)
+        headroom = np.full(n_limited + 1, BIG, dtype=np.int64)
+        if n_limited:
+            limits = [min(max(self.domains[d].it_limit_w, -1e12), 1e12) for d in self.limited.tolist()]
+            headroom[:n_limited] = micro(np.array(limits))
+            for column in range(width):
+                np.subtract.at(headroom, self.paths[:, column], self.rest)
+            headroom[n_limited] = BIG
+        self.headroom: IntArray = headroom
+        self.n_limit_trees = len(set(roots.values()))
+
+    @cached_property
+    def has_limits(self) -> bool:
+        return len(self.limited) > 0
+
+    @cached_property
+    def speeds(self) -> tuple[tuple[float, ...], ...]:
+        """Distinct node speeds of each kind, fastest first."""
+        return tuple(
+            tuple(sorted(set(self.speed[mask].tolist()), reverse=True)) for mask in self.kind_mask
+        )
+
+    def draw(self, devices: int, share_steps: int, kind: int, peak_w: float | None) -> int:
+        """Microwatts one replica adds above idle at its peak; a draw is never above TDP, and never counts below idle."""
+        of = self.kinds[kind]
+        peak = of.tdp_w if peak_w is None else min(peak_w, of.tdp_w)
+        return round(max(0.0, peak - of.idle_w) * 1e6 * (devices if devices else share_steps / 1e6))

@@ -1,0 +1,382 @@
+"""Where a gang goes: its replicas whole or not at all, as close together as it can, leaving whole what is whole.
+
+The room a node offers is a count of replicas. Domains are filled from narrow to wide: one node, one scale-up domain,
+one leaf, one spine, then as few of them as possible; among those that would do, the one it fits best, so that emptier
+nodes, leaves and spines stay whole for gangs that need them. Power limits form trees over the nodes; under one such
+tree every filling that cannot go on is as large as any other, so filling in order of taste never misses a place.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shape, Share
+from apps.scheduling.engine.frame import LEVELS, Frame
+from apps.scheduling.engine.state import Floor
+from apps.scheduling.engine.units import BIG, FULL, micro_of
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one placement is judged by; a rule is left out by taking its term away."""
+
+    may_use: BoolArray  # (n,) nodes that are healthy, of the right cluster, and not booked away
+    only: IntArray | None = None  # (n,) devices it may take at most (the booking it names)
+    power: bool = True
+    topology: bool = True
+    busy: bool = True  # False: as if nothing ran
+    packing: bool = True
+    named: bool = True  # name the devices; a promise of the future does not
+
+
+@dataclass(slots=True)
+class Found:
+    """A placing, and how it came about."""
+
+    placing: Placing
+    kind: int
+    level: str
+    why: dict[str, object] = field(default_factory=dict)
+
+
+class _Left:
+    """What the groups already placed in this trial leave of a floor."""
+
+    __slots__ = ("cpu", "dev", "head", "mem", "shared", "whole")
+
+    def __init__(self, floor: Floor, terms: Terms) -> None:
+        self.whole = floor.whole if terms.only is None else np.minimum(floor.whole, terms.only)
+        self.dev, self.cpu, self.mem, self.head = floor.dev, floor.cpu, floor.mem, floor.head
+        self.shared: IntArray | None = None  # worked out for fractions only
+
+    def shared_dev(self, frame: Frame, floor: Floor) -> IntArray:
+        if self.shared is None:
+            self.shared = floor.shared_dev(frame)
+        return self.shared
+
+    def take(self, frame: Frame, ask: Ask, kind_draw: IntArray, shares: Iterable[Share]) -> None:
+        """Charge one group's shares, on copies."""
+        self.whole, self.cpu, self.mem = self.whole.copy(), self.cpu.copy(), self.mem.copy()
+        self.head, self.dev = self.head.copy(), self.dev.copy()
+        for share in shares:
+            node = share.node
+            self.cpu[node] -= micro_of(ask.cpus) * share.n_replicas
+            self.mem[node] -= micro_of(ask.memory_gib) * share.n_replicas
+            self.head[frame.paths[node]] -= int(kind_draw[node]) * share.n_replicas
+            self.head[-1] = BIG
+            if not ask.devices and not ask.share_steps:
+                continue
+            if share.devices:
+                at = int(frame.offset[node]) + np.array(share.devices, dtype=np.int64)
+                self.whole[node] -= int((self.dev[at] == FULL).sum())
+                self.dev[at] -= share.share_steps
+                if self.shared is not None:
+                    self.shared = self.shared.copy()
+                    self.shared[at] = np.minimum(self.shared[at], self.dev[at])
+            else:
+                self.whole[node] -= ask.devices * share.n_replicas or -(-share.n_replicas // (FULL // ask.share_steps))
+
+
+def place(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> Found | None:
+    """Place every group of a shape on nodes of one kind (groups without devices: on any), or return None."""
+    asks = shape.asks
+    if len(asks) == 1:
+        left = _Left(floor, terms)
+        found = _place_group(frame, 0, asks[0], kind, left, terms, floor)
+        return None if found is None else Found(found[0], kind, found[1])
+    # The hardest groups first; where that fails, the other way round.
+    hard = sorted(range(len(asks)), key=lambda g: (-asks[g].devices, -asks[g].n_replicas * max(asks[g].devices, 1), g))
+    for order in (hard, hard[::-1]):
+        left, shares, level = _Left(floor, terms), [], "node"
+        for g in order:
+            found = _place_group(frame, g, asks[g], kind, left, terms, floor)
+            if found is None:
+                break
+            left.take(frame, asks[g], _draws(frame, asks[g]), found[0])
+            shares.extend(found[0])
+            level = max(level, found[1], key=_WIDTH.__getitem__)
+        else:
+            return Found(tuple(sorted(shares, key=lambda s: (s.group, s.node, s.devices))), kind, level)
+    return None
+
+
+_WIDTH = {"node": 0, "scale_up": 1, "leaf": 2, "spine": 3, "anywhere": 4}
+
+
+def _draws(frame: Frame, ask: Ask) -> IntArray:
+    """(n,) microwatts one replica adds on each node."""
+    if not ask.devices and not ask.share_steps:
+        return np.zeros(frame.n_nodes, dtype=np.int64)
+    by_kind = [frame.draw(ask.devices, ask.share_steps, k, ask.peak_w) for k in range(len(frame.kinds))]
+    return np.array(by_kind or [0], dtype=np.int64)[frame.kind]
+
+
+def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms, floor: Floor) -> IntArray:
+    """(n,) replicas each node could take, domains above it aside."""
+    n = ask.n_replicas
+    mask = terms.may_use
+    if ask.devices:
+        mask = mask & frame.kind_mask[kind]
+        free = left.whole if terms.busy else frame.n_devices
+        room = free // ask.devices
+    elif ask.share_steps:
+        mask = mask & frame.kind_mask[kind]
+        each = FULL // ask.share_steps
+        if terms.busy:
+            partly = left.shared_dev(frame, floor) // ask.share_steps
+            room = np.add.reduceat(partly, frame.offset[:-1]) + np.maximum(left.whole, 0) * each
+        else:
+            room = frame.n_devices * each
+    else:
+        if ask.kinds and len(ask.kinds) < len(frame.kinds):
+            mask = mask & np.isin(frame.kind, ask.kinds)
+        room = np.full(frame.n_nodes, n, dtype=np.int64)
+    if ask.cpus:
+        room = np.minimum(room, (left.cpu if terms.busy else frame.cpu) // micro_of(ask.cpus))
+    if ask.memory_gib:
+        room = np.minimum(room, (left.mem if terms.busy else frame.mem) // micro_of(ask.memory_gib))
+    return np.where(mask, np.clip(room, 0, n), 0)
+
+
+def _place_group(
+    frame: Frame, group: int, ask: Ask, kind: int, left: "_Left", terms: Terms, floor: Floor
+) -> tuple[list[Share], str] | None:
+    room = node_room(frame, ask, kind, left, terms, floor)
+    n = ask.n_replicas
+    if int(room.sum()) < n:
+        return None
+    draws: IntArray | None = None
+    if terms.power and frame.has_limits and (ask.devices or ask.share_steps):
+        draws = _draws(frame, ask)
+        if draws.any():
+            tightest = left.head[frame.paths].min(axis=1) // np.maximum(draws, 1)
+            room = np.where(draws > 0, np.minimum(room, np.maximum(tightest, 0)), room)
+            if int(room.sum()) < n:
+                return None
+        else:
+            draws = None
+    # The slowest member sets the pace: the fastest nodes that hold the gang come first.
+    speeds = frame.speeds[kind] if (ask.devices or ask.share_steps) else ()
+    thresholds = speeds if len(speeds) > 1 else (0.0,)
+    for slowest in thresholds:
+        able = room if slowest == 0.0 else np.where(frame.speed >= slowest, room, 0)
+        if int(able.sum()) < n:
+            continue
+        chosen = _choose(frame, ask, able, n, left, terms, draws)
+        if chosen is not None:
+            counts, level = chosen
+            shares = _name(frame, group, ask, counts, left, terms, floor)
+            if shares is not None:
+                return shares, level
+    return None
+
+
+Counts = list[tuple[int, int]]  # (node, replicas)
+
+
+def _choose(
+    frame: Frame, ask: Ask, room: IntArray, n: int, left: "_Left", terms: Terms, draws: IntArray | None
+) -> tuple[Counts, str] | None:
+    required = ask.required if terms.topology else None
+    if required is not None:
+        room = np.where(frame.has_level[required], room, 0)
+    spare = _spare(frame, ask, room, left)
+    single = np.flatnonzero(room >= n)
+    if len(single):
+        if not terms.packing:
+            return [(int(single[0]), n)], "node"
+        # Best fit: the node left with the least, in the leaf and the spine left with the least.
+        keys = [single, spare[single]]
+        for level in ("leaf", "spine"):
+            ids = frame.level[level]
+            keys.append(np.bincount(ids, weights=spare)[ids[single]])
+        best = np.lexsort((keys[0], keys[3], keys[2], keys[1]))[0]
+        return [(int(single[best]), n)], "node"
+    nodes = np.flatnonzero(room)
+    for level in LEVELS:
+        counts = _in_one_domain(frame, level, nodes, room, spare, n, left, draws)
+        if counts is not None:
+            return counts, level
+        if required == level:
+            return None
+    fill = _Fill(frame, room, spare, left, draws)
+    counts = fill.run(nodes, n, len(LEVELS) - 1)
+    return None if counts is None else (counts, "anywhere")
+
+
+def _spare(frame: Frame, ask: Ask, room: IntArray, left: "_Left") -> IntArray:
+    """(n,) what best fit compares: millionths of devices left on each node that has room."""
+    if ask.share_steps:
+        free = np.add.reduceat(left.dev, frame.offset[:-1])
+    else:
+        free = left.whole * FULL
+    return np.where(room > 0, free, 0)
+
+
+def _in_one_domain(
+    frame: Frame, level: str, nodes: IntArray, room: IntArray, spare: IntArray, n: int, left: "_Left", draws: IntArray | None
+) -> Counts | None:
+    ids = frame.level[level][nodes]
+    sums = np.bincount(ids, weights=room[nodes])
+    able = np.flatnonzero(sums >= n)
+    if not len(able):
+        return None
+    free = np.bincount(ids, weights=spare[nodes])[able]
+    depth = LEVELS.index(level) - 1
+    for domain in able[np.lexsort((able, sums[able], free))]:
+        counts = _Fill(frame, room, spare, left, draws).run(nodes[ids == domain], n, depth)
+        if counts is not None:
+            return counts
+    return None
+
+
+class _Fill:
+    """Fill nodes with replicas: whole subdomains first, then the smallest that takes the rest."""
+
+    def __init__(self, frame: Frame, room: IntArray, spare: IntArray, left: "_Left", draws: IntArray | None) -> None:
+        self.frame, self.room, self.spare, self.draws = frame, room, spare, draws
+        self.head = left.head.copy() if draws is not None else None
+        self.counts: dict[int, int] = {}
+
+    def run(self, nodes: IntArray, n: int, depth: int) -> Counts | None:
+        """Place n replicas on these nodes; None when their domains' limits leave too little."""
+        rest = n - self._fill(nodes, n, depth)
+        if rest and self.head is not None:
+            # A limit cut some domain short; whatever else has room under its limits takes the rest.
+            for node in nodes.tolist():
+                rest -= self._take(node, rest)
+                if not rest:
+                    break
+        return None if rest else sorted(self.counts.items())
+
+    def _fill(self, nodes: IntArray, n: int, depth: int) -> int:
+        """Take up to n, closest first; return how many were taken."""
+        done = 0
+        if depth < 0:
+            for node in self._node_order(nodes, n):
+                done += self._take(node, n - done)
+                if done == n:
+                    break
+            return done
+        ids = self.frame.level[LEVELS[depth]][nodes]
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        if len(distinct) == 1 or len(distinct) == len(nodes):
+            return self._fill(nodes, n, depth - 1 if len(distinct) == 1 else -1)
+        sums = np.bincount(inverse, weights=self.room[nodes])
+        free = np.bincount(inverse, weights=self.spare[nodes])
+        for i in _largest_then_best_fit(sums, free, n):
+            done += self._fill(nodes[inverse == i], min(n - done, int(sums[i])), depth - 1)
+            if done == n:
+                break
+        return done
+
+    def _node_order(self, nodes: IntArray, n: int) -> list[int]:
+        order = _largest_then_best_fit(self.room[nodes], self.spare[nodes], n)
+        return [int(nodes[i]) for i in order]
+
+    def _take(self, node: int, most: int) -> int:
+        free = int(self.room[node]) - self.counts.get(node, 0)
+        n = min(most, free)
+        if self.head is not None and self.draws is not None and n > 0:
+            draw = int(self.draws[node])
+            if draw:
+                path = self.frame.paths[node]
+                n = min(n, max(0, int(self.head[path].min()) // draw))
+                self.head[path] -= n * draw
+                self.head[-1] = BIG
+        if n > 0:
+            self.counts[node] = self.counts.get(node, 0) + n
+            return n
+        return 0
+
+
+def _largest_then_best_fit(room: IntArray, spare: IntArray, n: int) -> list[int]:
+    """Order in which containers are filled: the largest while they are filled whole, then the tightest for the rest."""
+    order = np.lexsort((np.arange(len(room)), spare, -room))
+    ordered = room[order]
+    filled = np.cumsum(ordered)
+    whole = int(np.searchsorted(filled, n, side="right"))  # this many are filled completely
+    rest = n - (int(filled[whole - 1]) if whole else 0)
+    if not rest:
+        return [int(i) for i in order]
+    tail = order[whole:]
+    fits = tail[room[tail] >= rest]
+    best = fits[np.lexsort((fits, spare[fits], room[fits]))][:1]
+    others = tail[~np.isin(tail, best)]
+    return [*map(int, order[:whole]), *map(int, best), *map(int, others)]
+
+
+def _name(
+    frame: Frame, group: int, ask: Ask, counts: Counts, left: "_Left", terms: Terms, floor: Floor
+) -> list[Share] | None:
+    """Turn counts into shares with device indices."""
+    if not ask.devices and not ask.share_steps:
+        return [Share(group, node, n, ()) for node, n in counts]
+    if ask.devices:
+        if not terms.named:
+            return [Share(group, node, n, ()) for node, n in counts]
+        shares = []
+        for node, n in counts:
+            offset, end = int(frame.offset[node]), int(frame.offset[node + 1])
+            first = floor.states[0].dev if left.dev is floor.dev else left.dev
+            free = np.flatnonzero(first[offset:end] == FULL)
+            if len(free) < n * ask.devices:
+                return None
+            shares.append(Share(group, node, n, tuple(free[: n * ask.devices].tolist())))
+        return shares
+    shares = []
+    for node, n in counts:
+        parts = _name_fractions(frame, group, ask, node, n, left, terms, floor)
+        if parts is None:
+            return None
+        shares.extend(parts)
+    return shares
+
+
+def _name_fractions(
+    frame: Frame, group: int, ask: Ask, node: int, n: int, left: "_Left", terms: Terms, floor: Floor
+) -> list[Share] | None:
+    """Put n fractional replicas on a node's devices: the fullest that takes one, before a fresh one."""
+    steps, each = ask.share_steps, FULL // ask.share_steps
+    offset, end = int(frame.offset[node]), int(frame.offset[node + 1])
+    dev = left.dev[offset:end]
+    shared = left.shared_dev(frame, floor)[offset:end]
+    partly = np.flatnonzero(shared >= steps)
+    shares: list[Share] = []
+    for d in partly[np.lexsort((partly, shared[partly]))].tolist():
+        if not n:
+            break
+        k = min(n, int(shared[d]) // steps)
+        shares.append(Share(group, node, k, (d,), k * steps))
+        n -= k
+    fresh = np.flatnonzero(dev == FULL)
+    usable = int(left.whole[node])
+    if n and -(-n // each) > min(usable, len(fresh)):
+        return None
+    for d in fresh.tolist():
+        if n <= 0:
+            break
+        k = min(n, each)
+        shares.append(Share(group, node, k, (d,) if terms.named else (), k * steps))
+        n -= k
+    return sorted(shares, key=lambda s: s.devices)
+
+
+def kinds_of(shape: Shape) -> tuple[int, ...] | None:
+    """Kinds all groups with devices accept, best first; None when no group holds devices."""
+    with_devices = [ask for ask in shape.asks if ask.devices or ask.share_steps]
+    if not with_devices:
+        return None
+    first, *others = with_devices
+    return tuple(k for k in first.kinds if all(k in ask.kinds for ask in others))
+
+
+def total_steps(shape: Shape) -> int:
+    """Millionths of devices the whole gang holds."""
+    return sum((ask.devices * FULL if ask.devices else ask.share_steps) * ask.n_replicas for ask in shape.asks)
+
+
+def fastest_first(frame: Frame, kinds: Sequence[int]) -> list[int]:
+    """Kinds by speed, the fastest first; the given order decides equals."""
+    return sorted(kinds, key=lambda k: -frame.kinds[k].speed)

@@ -1,0 +1,328 @@
+"""One pass: what starts now, what is promised a start, and why the rest waits.
+
+Pure: the same snapshot and policy give the same plan, bit for bit, and nothing is decided by a name or by the order
+of rows. The queue is walked once, in order. A gang that fits starts; the first `backfill_depth` that do not fit are
+promised the earliest start their declared limits allow, and whatever comes behind starts only if it moves none of
+those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for more).
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from apps.scheduling.engine import explain
+from apps.scheduling.engine.calendar import Calendar
+from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Plan, Policy, Reserve, Shape, Snapshot, Start, Wait
+from apps.scheduling.engine.frame import Frame, frame_of
+from apps.scheduling.engine.order import order_queue
+from apps.scheduling.engine.placement import Found, Terms, kinds_of, place, total_steps
+from apps.scheduling.engine.quota import QuotaTree
+from apps.scheduling.engine.state import Floor, State, charge_of
+
+
+def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+    """Decide what starts now, what is promised, and say why the rest waits."""
+    return Pass(snapshot, policy).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which rules hold; explanations leave one out at a time."""
+
+    quota: bool = True
+    topology: bool = True
+    power: bool = True
+    reservation: bool = True
+    priority: bool = True
+    unhealthy: bool = True
+    resources: bool = True
+
+
+ALL = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A place a gang could have, from then till then (at the latest)."""
+
+    found: Found
+    start_s: float
+    end_s: float
+
+
+class Pass:
+    """The state of one walk along the queue."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self.snapshot, self.policy = snapshot, policy
+        self.frame: Frame = frame_of(snapshot.facility)
+        self.tree = QuotaTree(snapshot.teams if snapshot.quota_is_checked else (), len(self.frame.kinds))
+        self.calendar = Calendar(self.frame, self.tree, snapshot)
+        self.now_s = snapshot.now_s
+        self.starts: list[Start] = []
+        self.waits: list[Wait] = []
+        self.reserves: list[Reserve] = []
+        self.boundary_s = inf
+        self.n_promises = 0
+        self.strictly_behind: Gang | None = None
+        self.running_of_array: dict[int, int] = {}
+        for running in snapshot.running:
+            if running.gang.array != NONE:
+                self.running_of_array[running.gang.array] = self.running_of_array.get(running.gang.array, 0) + 1
+        self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
+        self._family: dict[int, tuple[object, ...]] = {}
+        self._kinds: dict[int, tuple[int, ...]] = {}
+        self._slowest: dict[int, float] = {}
+        self._may_use: dict[tuple[int, bool], BoolArray] = {}
+
+    def run(self) -> Plan:
+        depth = self.policy.backfill_depth
+        blocked: list[tuple[int, Gang]] = []
+        pending = list(enumerate(order_queue(self.snapshot, self.policy), 1))
+        shortest = self.policy.backfill_order == "shortest" and depth is not None
+        position = 0
+        while position < len(pending):
+            rank, gang = pending[position]
+            position += 1
+            if shortest and depth is not None and self.n_promises >= depth > 0:
+                # All promises are made: the rest is only backfilled, the shortest first (EASY-SJBF).
+                pending[position - 1 :] = sorted(pending[position - 1 :], key=lambda p: p[1].limit_s)
+                rank, gang = pending[position - 1]
+                shortest = False
+            own = explain.own_reason(self, gang, rank)
+            if own is not None:
+                self.waits.append(own)
+                continue
+            if self.strictly_behind is not None:
+                blocked.append((rank, gang))
+                continue
+            offer = self._now(gang)
+            if offer is not None:
+                self._start(gang, offer)
+                continue
+            blocked.append((rank, gang))
+            if self._within_quota(gang, self.calendar.now):
+                if depth == 0:
+                    if gang.shape.reservation == NONE:
+                        self.strictly_behind = gang
+                elif depth is None or self.n_promises < depth:
+                    self._promise(gang)
+        if self.policy.explain:
+            promised = {r.job_id: r.start_s for r in self.reserves}
+            explainer = explain.Explainer(self)
+            self.waits.extend(explainer.why(gang, rank, promised.get(gang.id)) for rank, gang in blocked)
+        self.waits.sort(key=lambda w: w.rank)
+        for booking in self.calendar.bookings:
+            for at_s in (booking.start_s, booking.end_s):
+                if at_s > self.now_s:
+                    self.boundary_s = min(self.boundary_s, at_s)
+        for reserve in self.reserves:
+            self.boundary_s = min(self.boundary_s, reserve.start_s)
+        return Plan(tuple(self.starts), tuple(self.waits), tuple(self.reserves), self.boundary_s)
+
+    # -- one gang ---------------------------------------------------------------------------------------------------
+
+    def kinds(self, shape: Shape) -> tuple[int, ...]:
+        """Kinds to try, best first; one stand-in for gangs without devices."""
+        kinds = self._kinds.get(id(shape))
+        if kinds is None:
+            found = kinds_of(shape)
+            kinds = self._kinds[id(shape)] = (0,) if found is None else found
+        return kinds
+
+    def duration_s(self, gang: Gang, kind: int) -> float:
+        """How long it holds its place at the most: its declared limit, or its work on the slowest nodes."""
+        if gang.limit_s != inf:
+            return gang.limit_s
+        if gang.work_s == inf:
+            return inf
+        if kind not in self._slowest:
+            speeds = self.frame.speeds[kind] if self.frame.speeds else (1.0,)
+            self._slowest[kind] = (speeds[-1] if speeds else 1.0) * self.frame.kinds[kind].speed
+        return gang.work_s / self._slowest[kind]
+
+    def _exact_end_s(self, gang: Gang, found: Found, start_s: float) -> float:
+        if gang.limit_s != inf:
+            return start_s + gang.limit_s
+        if gang.work_s == inf:
+            return inf
+        speed = min(float(self.frame.speed[s.node]) for s in found.placing)
+        return start_s + gang.work_s / (speed * self.frame.kinds[found.kind].speed)
+
+    def _pace(self, gang: Gang, found: Found) -> float:
+        """Time one unit of work takes there: what kinds are compared by."""
+        holds = any(ask.devices or ask.share_steps for ask in gang.shape.asks)
+        speed = min(float(self.frame.speed[s.node]) for s in found.placing)
+        return 1.0 / (speed * (self.frame.kinds[found.kind].speed if holds else 1.0))
+
+    def _within_quota(self, gang: Gang, state: State) -> bool:
+        return any(self.quota_left(gang, kind, [state]) for kind in self.kinds(gang.shape))
+
+    def quota_left(self, gang: Gang, kind: int, states: list[State]) -> bool:
+        """Whether the team may take the whole gang of this kind at every one of these instants."""
+        steps = total_steps(gang.shape)
+        if gang.team == NONE or not steps or not self.tree.teams:
+            return True
+        return all(self.tree.available(state.use, gang.team, kind) >= steps for state in states)
+
+    def may_use(self, gang: Gang, *, unhealthy: bool = True) -> BoolArray:
+        """(n,) nodes that are healthy and of the cluster it names."""
+        key = (gang.shape.cluster, unhealthy)
+        if key not in self._may_use:
+            mask = self.snapshot.is_usable if unhealthy else np.ones(self.frame.n_nodes, dtype=bool)
+            self._may_use[key] = mask if gang.shape.cluster == NONE else mask & (self.frame.cluster == gang.shape.cluster)
+        return self._may_use[key]
+
+    def fit(self, gang: Gang, kind: int, first: State, duration_s: float, *, rules: Rules = ALL, named: bool) -> Found | None:
+        """A place for the gang from the instant of `first` on, for that long; None if some rule forbids it."""
+        until_s = first.at_s + duration_s
+        calendar = self.calendar
+        states = calendar.window(first, until_s) if rules.priority else [first]
+        if rules.quota and not self.quota_left(gang, kind, states):
+            return None
+        may_use = self.may_use(gang, unhealthy=rules.unhealthy)
+        only: IntArray | None = None
+        holds: list[IntArray | None] | None = None
+        if calendar.bookings:
+            if rules.reservation:
+                shut = calendar.closed(gang, first.at_s, until_s)
+                if shut is not None:
+                    may_use = may_use.copy()
+                    may_use[shut] = False
+                holds = [calendar.hold(state, gang, until_s) for state in states]
+            if gang.shape.reservation != NONE:
+                position = self._booking(gang.shape.reservation)
+                booking = calendar.bookings[position] if position is not None else None
+                if booking is None or position is None:
+                    return None
+                if first.at_s < booking.start_s or until_s > booking.end_s:
+                    return None
+                booked = calendar.booked_nodes[position]
+                only = np.minimum.reduce([np.maximum(0, booked - state.booked.get(position, 0)) for state in states])
+                may_use = may_use & (booked > 0)
+        terms = Terms(
+            may_use,
+            only=only,
+            power=rules.power,
+            topology=rules.topology,
+            busy=rules.resources,
+            packing=self.policy.packing,
+            named=named,
+        )
+        return place(self.frame, gang.shape, kind, Floor(states, holds), terms)
+
+    def _booking(self, position: int) -> int | None:
+        """Position in the calendar of a booking of the snapshot; None when it is over."""
+        wanted = self.snapshot.bookings[position]
+        for i, booking in enumerate(self.calendar.bookings):
+            if booking is wanted:
+                return i
+        return None
+
+    def _now(self, gang: Gang) -> Offer | None:
+        """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
+        kinds = self.kinds(gang.shape)
+        offers: list[tuple[float, int, Offer]] = []
+        missing: list[int] = []
+        for preference, kind in enumerate(kinds):
+            duration = self.duration_s(gang, kind)
+            if self._is_hopeless(gang, kind, duration):
+                missing.append(kind)
+                continue
+            found = self.fit(gang, kind, self.calendar.now, duration, named=True)
+            if found is None:
+                self._remember(gang, kind, duration)
+                missing.append(kind)
+                continue
+            end_s = self._exact_end_s(gang, found, self.now_s)
+            offers.append((self._pace(gang, found), preference, Offer(found, self.now_s, end_s)))
+        if not offers:
+            return None
+        pace, preference, best = min(offers, key=lambda o: (o[0], o[1]))
+        if missing and self._waits_for_better(gang, missing, kinds, pace, preference):
+            return None
+        return best
+
+    def _waits_for_better(self, gang: Gang, missing: list[int], kinds: tuple[int, ...], pace: float, preference: int) -> bool:
+        """Whether a kind that is busy now would still finish it earlier than the best that is free."""
+        depth = self.policy.backfill_depth
+        work_s = min(gang.limit_s, gang.work_s)
+        if work_s == inf or depth == 0 or (depth is not None and self.n_promises >= depth):
+            return False
+        faster = [k for k in missing if 1.0 / self.frame.kinds[k].speed < pace]
+        if not faster:
+            return False
+        later = self.earliest(gang, tuple(faster))
+        if later is None:
+            return False
+        return later.start_s + work_s * self._pace(gang, later.found) < self.now_s + work_s * pace
+
+    def _start(self, gang: Gang, offer: Offer) -> None:
+        placing = offer.found.placing
+        charge = charge_of(self.frame, gang, placing)
+        self.calendar.start(gang, charge, offer.end_s)
+        if gang.array != NONE:
+            self.running_of_array[gang.array] = self.running_of_array.get(gang.array, 0) + 1
+        kind = offer.found.kind if len(charge.quota) else NONE
+        why = {"level": offer.found.level, "n_nodes": len({s.node for s in placing}), "backfilled": self.n_promises > 0}
+        self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
+
+    def _promise(self, gang: Gang) -> None:
+        offer = self.earliest(gang, self.kinds(gang.shape))
+        if offer is None:
+            return
+        self.n_promises += 1
+        charge = charge_of(self.frame, gang, offer.found.placing)
+        self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
+        self.reserves.append(Reserve(gang.id, offer.start_s, offer.found.placing))
+
+    def earliest(self, gang: Gang, kinds: tuple[int, ...]) -> Offer | None:
+        """The earliest finish that what is declared now allows, later than now; None if nobody can tell."""
+        best: tuple[float, Offer] | None = None
+        extra = [gang.not_before_s, gang.retry_s]
+        if gang.shape.reservation != NONE:
+            extra.append(self.snapshot.bookings[gang.shape.reservation].start_s)
+        if self.calendar.bookings:
+            extra.extend(b.start_s for b in self.calendar.bookings)
+        work_s = min(gang.limit_s, gang.work_s)
+        work_s = 0.0 if work_s == inf else work_s
+        need = self._need(gang)
+        for state in self.calendar.states([t for t in extra if t > self.now_s]):
+            if best is not None and state.at_s >= best[0]:
+                break
+            for kind in kinds:
+                if need and int(state.whole[self.frame.kind_mask[kind]].sum()) < need:
+                    continue
+                found = self.fit(gang, kind, state, self.duration_s(gang, kind), named=False)
+                if found is None:
+                    continue
+                finish = state.at_s + work_s * self._pace(gang, found)
+                if best is None or finish < best[0]:
+                    best = (finish, Offer(found, state.at_s, self._exact_end_s(gang, found, state.at_s)))
+            if best is not None and len(kinds) == 1:
+                break
+        return None if best is None else best[1]
+
+    def _need(self, gang: Gang) -> int:
+        return sum(ask.devices * ask.n_replicas for ask in gang.shape.asks)
+
+    # -- what failed once in a pass fails again: nothing is given back within a pass ----------------------------------
+
+    def _key(self, gang: Gang, kind: int) -> tuple[tuple[object, ...], int]:
+        shape = gang.shape
+        family = self._family.get(id(shape))
+        if family is None:
+            asks = tuple(replace(ask, n_replicas=1) for ask in shape.asks) if len(shape.asks) == 1 else (id(shape),)
+            family = self._family[id(shape)] = (asks, shape.cluster, shape.reservation)
+        team = gang.team if self.tree.teams else NONE
+        return (family, kind, team, self.calendar.allowed(gang)), shape.asks[0].n_replicas
+
+    def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
+        key, n = self._key(gang, kind)
+        return any(n >= failed_n and duration_s >= failed_s for failed_n, failed_s in self._failed.get(key, ()))
+
+    def _remember(self, gang: Gang, kind: int, duration_s: float) -> None:
+        key, n = self._key(gang, kind)
+        kept = [(m, s) for m, s in self._failed.get(key, ()) if m < n or s < duration_s]
+        self._failed[key] = [*kept, (n, duration_s)]
