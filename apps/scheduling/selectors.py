@@ -1,142 +1,213 @@
-"""What the planner decided lately, what waits for what, and how full the facility is."""
+"""What the passes decided, and why the rest waits."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from django.db import connection
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import QuerySet
 
-from apps.jobs import selectors as jobs
-from apps.jobs.lifecycle import State
+from apps.jobs.lifecycle import ENDED, State
 from apps.jobs.models import Job
-from apps.scheduling.models import Forecast, Pass, Reason, UtilizationSample
-from apps.teams.models import User
+from apps.scheduling.engine.facts import Policy
+from apps.scheduling.models import Pass, PolicySetting, Reason, UtilizationSample
+
+# What changes nothing that a plan rests on; everything else wakes the planner.
+_IRRELEVANT: Final = (
+    "allocation.bound",
+    "allocation.started",
+    "allocation.stop_requested",
+    "forecast.%",
+    "job.started",
+    "pass.%",
+    "session.%",
+    "token.%",
+    "user.%",
+)
+_RULES: Final = ("reservation.%", "maintenance.%", "quota.%", "power.limit%", "policy.%")
 
 
-def latest_pass() -> Pass | None:
-    return Pass.objects.order_by("-id").first()
+def current_policy() -> Policy:
+    """The policy in force; what the row does not say is as by default, and words it does not know are ignored."""
+    values: Mapping[str, Any] = PolicySetting.objects.values_list("values", flat=True).first() or {}
+    known = {field.name for field in fields(Policy)}
+    return Policy(**{name: value for name, value in values.items() if name in known})
 
 
-def passes() -> QuerySet[Pass]:
-    """All passes, the newest first."""
-    return Pass.objects.order_by("-id")
-
-
-def n_waiting(viewer: User) -> int:
-    """Jobs that wait and are not held."""
-    return jobs.jobs_visible_to(viewer).filter(state=State.QUEUED, is_held=False).count()
+def last_pass() -> Pass | None:
+    """The last pass that came to its end."""
+    return Pass.objects.filter(finished_at__isnull=False).order_by("-id").first()
 
 
 def reason_of(job: Job) -> Reason | None:
-    """Why it waits, as of the last pass that looked at it."""
+    """Why a job waits, as of the last pass; None for one that does not wait or was not looked at yet."""
+    if job.state != State.QUEUED:
+        return None
     return Reason.objects.filter(job=job).first()
 
 
-def forecasts_of(job: Job) -> QuerySet[Forecast]:
-    return Forecast.objects.filter(job=job).order_by("-made_at")
+def has_unseen_events(seen: str, seen_below: int) -> bool:
+    """Whether something a plan rests on was logged that the picture `seen` does not contain."""
+    return _has_unseen(seen, seen_below, "NOT kind LIKE ANY(%s)", _IRRELEVANT)
+
+
+def has_unseen_rules(seen: str, seen_below: int) -> bool:
+    """Whether a rule changed since that picture was taken."""
+    return _has_unseen(seen, seen_below, "kind LIKE ANY(%s)", _RULES)
+
+
+def _has_unseen(seen: str, seen_below: int, condition: str, kinds: tuple[str, ...]) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint < %s OR EXISTS ("
+            " SELECT 1 FROM events_event WHERE transaction_id >= %s"
+            f" AND NOT pg_visible_in_snapshot(transaction_id::text::xid8, %s::pg_snapshot) AND {condition})",
+            # A database restored elsewhere counts its transactions anew: then nothing is known to be seen.
+            [seen_below, seen_below, seen, list(kinds)],
+        )
+        (found,) = cursor.fetchone() or (False,)
+    return bool(found)
+
+
+def passes() -> QuerySet[Pass]:
+    """Passes that came to their end."""
+    return Pass.objects.filter(finished_at__isnull=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """The whole queue in figures."""
+class TypeUse:
+    """Devices of one accelerator type now."""
 
-    n_jobs: int
-    devices: Decimal
-    oldest_at: datetime | None
-    median_wait_s: float | None
+    name: str
+    is_simulated: bool
+    n_capacity: int
+    n_unhealthy: int  # not usable and not held
+    claimed: float
+
+    @property
+    def free(self) -> float:
+        return max(self.n_capacity - self.n_unhealthy - self.claimed, 0.0)
+
+    @property
+    def utilization(self) -> float:
+        return self.claimed / self.n_capacity if self.n_capacity else 0.0
 
 
-def waiting(viewer: User, at: datetime) -> Waiting:
-    """How much waits, and for how long; held jobs are not counted."""
+def use_now() -> tuple[TypeUse, ...]:
+    """Devices by type, real and simulated apart."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*), coalesce(sum(n_devices), 0), min(queued_at),"
-            " percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM %s - queued_at))"
-            " FROM jobs_job WHERE state = 'queued' AND NOT is_held",
-            [at],
+            "SELECT kind.name, cluster.backend = 'simulated', count(*),"
+            " count(*) FILTER (WHERE node.health <> 'healthy' AND device.claimed_share = 0),"
+            " sum(device.claimed_share)::float8"
+            " FROM inventory_device device JOIN inventory_node node ON node.id = device.node_id"
+            " JOIN inventory_acceleratortype kind ON kind.id = node.accelerator_type_id"
+            " JOIN inventory_cluster cluster ON cluster.id = node.cluster_id"
+            " GROUP BY kind.name, cluster.backend = 'simulated' ORDER BY 2, 1"
         )
-        n_jobs, devices, oldest_at, median_s = cursor.fetchone()
-    return Waiting(n_jobs, devices, oldest_at, median_s)
+        return tuple(TypeUse(*row) for row in cursor.fetchall())
 
 
-def reserved_power_w() -> float:
-    """IT watts reserved now: hosts at rest, devices at rest, and what runs at its peak; failed nodes at rest."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT (SELECT coalesce(sum(node.idle_w + node.n_devices * type.idle_w), 0)"
-            " FROM inventory_node node"
-            " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id)"
-            " + (SELECT coalesce(sum(placement.peak_w), 0) FROM jobs_placement placement"
-            " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
-            " WHERE allocation.ended_at IS NULL)"
-        )
-        return float(cursor.fetchone()[0])
-
-
-def utilization_since(since: datetime) -> QuerySet[UtilizationSample]:
-    """Samples by type from then on, the oldest first."""
+def samples(*, since: datetime, until: datetime) -> QuerySet[UtilizationSample]:
+    """Utilization over time, the oldest first."""
     return (
-        UtilizationSample.objects.filter(at__gte=since)
+        UtilizationSample.objects.filter(at__gte=since, at__lt=until)
         .select_related("accelerator_type")
-        .order_by("at", "id")
+        .order_by("at", "accelerator_type__name", "is_simulated")
     )
 
 
+def longest_span() -> timedelta:
+    """The longest span of samples that is shown at once."""
+    return timedelta(days=31)
+
+
 @dataclass(frozen=True, slots=True)
-class TeamLoad:
-    """What one team holds and waits for, over all types."""
+class QueueFilters:
+    """What the queue page is narrowed down to, beyond what `jobs.selectors.Filters` knows."""
 
-    team_id: int
-    held: Decimal
-    waiting: Decimal
-    n_running: int
-    n_waiting: int
+    base: jobs.Filters = jobs.Filters()
+    text: str = ""  # an id, or the beginning of a name or of a user's name
+    reasons: tuple[str, ...] = ()
+    accelerator_type: str = ""
+    min_devices: int | None = None
+    max_devices: int | None = None
+    min_priority: int | None = None
+    is_held: bool | None = None
+    user_id: int | None = None
 
 
-def load_by_team() -> dict[int, TeamLoad]:
-    """Devices held and waited for by each team that has any, from the jobs themselves."""
-    loads = (
-        Job.objects.filter(
-            state__in=(State.QUEUED, State.STARTING, State.RUNNING, State.PAUSING, State.PREEMPTING)
-        )
+def queue(viewer: User, filters: QueueFilters) -> QuerySet[Job]:
+    """Jobs for the queue page, each with its reason at hand and `rank_or_last` to order by."""
+    rows = jobs.queue_rows(viewer, filters.base).annotate(rank_or_last=Coalesce("reason__rank", _NO_RANK))
+    if filters.text:
+        match = Q(name__startswith=filters.text) | Q(user__username__startswith=filters.text)
+        if filters.text.isascii() and filters.text.isdigit() and len(filters.text) <= 18:
+            match |= Q(pk=int(filters.text))
+        rows = rows.filter(match)
+    if filters.reasons:
+        unseen = Q(reason=None) if "new" in filters.reasons else Q()
+        rows = rows.filter(Q(reason__code__in=filters.reasons) | unseen)
+    if filters.accelerator_type:
+        rows = rows.filter(spec__accelerators__contains=[filters.accelerator_type])
+    if filters.min_devices is not None:
+        rows = rows.filter(n_devices__gte=filters.min_devices)
+    if filters.max_devices is not None:
+        rows = rows.filter(n_devices__lte=filters.max_devices)
+    if filters.min_priority is not None:
+        rows = rows.filter(priority__gte=filters.min_priority)
+    if filters.is_held is not None:
+        rows = rows.filter(is_held=filters.is_held)
+    if filters.user_id is not None:
+        rows = rows.filter(user_id=filters.user_id)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCounts:
+    """Jobs that have not ended, by what the queue page calls them."""
+
+    queued: int
+    held: int
+    running: int
+    paused: int
+
+
+def open_counts(viewer: User) -> OpenCounts:
+    """One query over the jobs that have not ended; those that have are too many to count on every look."""
+    rows = (
+        jobs.jobs_visible_to(viewer)
+        .filter(state__in=[state for state in State if state not in ENDED])
         .order_by()
-        .values_list("team_id", "state")
-        .annotate(n_jobs=Count("id"), devices=Sum("n_devices"))
+        .values_list("state", "is_held")
+        .annotate(n=Count("id"))
     )
-    found: dict[int, list[Decimal]] = {}
-    for team_id, state, n_jobs, devices in loads:
-        row = found.setdefault(team_id, [Decimal(0), Decimal(0), Decimal(0), Decimal(0)])
-        is_waiting = state == State.QUEUED
-        row[1 if is_waiting else 0] += devices or 0
-        row[3 if is_waiting else 2] += n_jobs
-    return {
-        team_id: TeamLoad(team_id, held, waiting, int(n_running), int(n_queued))
-        for team_id, (held, waiting, n_running, n_queued) in found.items()
-    }
+    counts: dict[str, int] = {"queued": 0, "held": 0, "running": 0, "paused": 0}
+    for state, is_held, n in rows:
+        if state == State.QUEUED:
+            counts["held" if is_held else "queued"] += n
+        else:
+            counts["paused" if state in (State.PAUSING, State.PAUSED) else "running"] += n
+    return OpenCounts(**counts)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Devices of one type that one team holds now."""
+def waiting_by_code(viewer: User) -> tuple[tuple[str, int, Decimal], ...]:
+    """Code, jobs and devices of what waits and is not held; jobs no pass has looked at are `new`."""
+    rows = (
+        jobs.jobs_visible_to(viewer)
+        .filter(state=State.QUEUED, is_held=False)
+        .order_by()
+        .values_list("reason__code")
+        .annotate(n=Count("id"), devices=Sum("n_devices"))
+    )
+    return tuple((code or "new", n, devices or Decimal(0)) for code, n, devices in rows)
 
-    team_id: int
-    accelerator_type_id: int
-    devices: Decimal
 
-
-def held_by_team_and_type(team_ids: Sequence[int] | None = None) -> tuple[Held, ...]:
-    """From the open claims, so that it is what is held and not what was asked."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT job.team_id, node.accelerator_type_id, sum(claim.share) FROM jobs_deviceclaim claim"
-            " JOIN jobs_placement placement ON placement.id = claim.placement_id"
-            " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
-            " JOIN jobs_job job ON job.id = allocation.job_id"
-            " JOIN inventory_node node ON node.id = placement.node_id"
-            " WHERE claim.released_at IS NULL AND (%s::bigint[] IS NULL OR job.team_id = ANY(%s::bigint[]))"
-            " GROUP BY job.team_id, node.accelerator_type_id",
-            [team_ids and list(team_ids), team_ids and list(team_ids)],
-        )
-        return tuple(Held(*row) for row in cursor.fetchall())
+def n_expected_before(viewer: User, before: datetime) -> int:
+    """Waiting jobs with a planned start before then."""
+    return (
+        jobs.jobs_visible_to(viewer)
+        .filter(state=State.QUEUED, is_held=False, reason__expected_start_at__lt=before)
+        .count()
+    )
