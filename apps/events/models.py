@@ -24,12 +24,16 @@ class Event(models.Model):
     subject_kind = models.CharField(max_length=30)
     subject_id = models.BigIntegerField(null=True, blank=True)
     subject_name = models.CharField(max_length=200, blank=True)
-    team_id = models.BigIntegerField(null=True, blank=True, help_text="Whose business it is; empty: everybody's.")
+    team_id = models.BigIntegerField(
+        null=True, blank=True, help_text="Whose business it is; empty: everybody's."
+    )
     actor_id = models.BigIntegerField(null=True, blank=True, help_text="Empty: the scheduler itself.")
     actor_name = models.CharField(max_length=150, blank=True)
     source = models.CharField(max_length=64, blank=True, help_text="Address the request came from.")
     is_audit = models.BooleanField(default=False, help_text="A person changed something.")
-    is_private = models.BooleanField(default=False, help_text="For the actor, auditors and administrators alone.")
+    is_private = models.BooleanField(
+        default=False, help_text="For the actor, auditors and administrators alone."
+    )
     reason = models.TextField(blank=True)
     before = models.JSONField(null=True, blank=True)
     after = models.JSONField(null=True, blank=True)

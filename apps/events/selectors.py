@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from django.db import connection
-from django.db.models import Q, QuerySet
+from django.db.models import Max, Q, QuerySet
 
 from apps.core.errors import InvalidInput
 from apps.events.models import Event
@@ -107,13 +107,23 @@ def follow(events: QuerySet[Event], cursor: str, *, limit: int) -> Batch:
     return Batch(found, str(end))
 
 
+def latest_event_id() -> int:
+    """Grows with every event: cheap to ask, for telling whether a page has anything new to show."""
+    return int(Event.objects.aggregate(latest=Max("id"))["latest"] or 0)
+
+
 def events_of(subject_kind: str, subject_id: int) -> QuerySet[Event]:
-    """What happened to one thing, oldest first. The caller has seen to it that the viewer may know."""
-    return Event.objects.filter(subject_kind=subject_kind, subject_id=subject_id).order_by("id")
+    """What happened to one thing, the newest first. The caller has seen to it that the viewer may know."""
+    return Event.objects.filter(subject_kind=subject_kind, subject_id=subject_id).order_by("-id")
+
+
+def audit_trail() -> QuerySet[Event]:
+    """What people changed, the newest first: for those who may read all of it."""
+    return Event.objects.filter(is_audit=True).order_by("-id")
 
 
 def audit_visible_to(viewer: Viewer) -> QuerySet[Event]:
-    """What people changed, latest first."""
+    """What people changed, as far as this person may know, the newest first."""
     return visible_to(viewer).filter(is_audit=True).order_by("-id")
 
 

@@ -1,7 +1,7 @@
 """People, the tree of teams they belong to, what each team may use, and the tokens they sign in with."""
 
 from django.contrib.auth.models import AbstractUser
-from django.db import models
+from django.db import connection, models
 from django.db.models import F, Q
 
 
@@ -16,13 +16,56 @@ class FacilityRole(models.TextChoices):
 class User(AbstractUser):
     """A person or a service account."""
 
-    facility_role = models.CharField(max_length=20, choices=FacilityRole.choices, default=FacilityRole.NONE, blank=True)
+    facility_role = models.CharField(
+        max_length=20, choices=FacilityRole.choices, default=FacilityRole.NONE, blank=True
+    )
     preferences = models.JSONField(default=dict, blank=True)
 
     class Meta(AbstractUser.Meta):
         constraints = [
-            models.CheckConstraint(condition=Q(facility_role__in=FacilityRole.values), name="user_role_is_known"),
+            models.CheckConstraint(
+                condition=Q(facility_role__in=FacilityRole.values), name="user_role_is_known"
+            ),
         ]
+
+    @property
+    def is_administrator(self) -> bool:
+        return self.is_active and (self.is_superuser or self.facility_role == FacilityRole.ADMIN)
+
+    @property
+    def is_auditor(self) -> bool:
+        return self.is_active and not self.is_superuser and self.facility_role == FacilityRole.AUDITOR
+
+    @property
+    def is_operator(self) -> bool:
+        return self.is_administrator or (self.is_active and self.facility_role == FacilityRole.OPERATOR)
+
+    def team_ids(self) -> frozenset[int]:
+        """Teams this person acts for: those they are in, and all below those they lead."""
+        # An auditor changes nothing, whatever team they were in before.
+        if not self.is_active or self.is_auditor:
+            return frozenset()
+        with connection.cursor() as cursor:
+            cursor.execute(_TEAMS_OF_USER, [self.pk, self.pk])
+            return frozenset(row[0] for row in cursor.fetchall())
+
+    def sees_events_of(self) -> frozenset[int] | None:
+        """Teams whose business this person may read; None: every team's."""
+        return None if self.is_operator or self.is_auditor else self.team_ids()
+
+    def sees_private_events(self) -> bool:
+        """Whether what is for auditors and administrators alone (who signs in how, and from where) is for them."""
+        return self.is_administrator or self.is_auditor
+
+
+_TEAMS_OF_USER = """
+WITH RECURSIVE led(id) AS (
+    SELECT team_id FROM teams_membership WHERE user_id = %s AND role = 'lead'
+    UNION
+    SELECT team.id FROM teams_team team JOIN led ON team.parent_id = led.id
+)
+SELECT id FROM led UNION SELECT team_id FROM teams_membership WHERE user_id = %s
+"""
 
 
 class Team(models.Model):
@@ -32,12 +75,16 @@ class Team(models.Model):
     parent = models.ForeignKey("self", models.PROTECT, null=True, blank=True, related_name="children")
     weight = models.FloatField(default=1.0)
     priority_ceiling = models.IntegerField(default=100, help_text="Highest priority a member may give a job.")
-    version = models.PositiveIntegerField(default=1, help_text="Counts changes; a save names the version it read.")
+    version = models.PositiveIntegerField(
+        default=1, help_text="Counts changes; a save names the version it read."
+    )
 
     class Meta:
         ordering = ["name"]
         constraints = [
-            models.CheckConstraint(condition=Q(weight__gt=0) & Q(weight__lt=1e9), name="team_weight_is_positive"),
+            models.CheckConstraint(
+                condition=Q(weight__gt=0) & Q(weight__lt=1e9), name="team_weight_is_positive"
+            ),
             models.CheckConstraint(condition=~Q(parent=F("id")), name="team_is_not_its_own_parent"),
         ]
 
@@ -63,7 +110,11 @@ class Membership(models.Model):
 
 
 class Quota(models.Model):
-    """What a team owns of one accelerator type, and how far it borrows and lends. No row: nothing is owned."""
+    """What a team owns of one accelerator type, and how far it borrows and lends. No row: nothing is owned.
+
+    A team divides what it owns among its sub-teams: their entitlements add up to at most its own, and the rest is
+    kept back (and lent when free).
+    """
 
     team = models.ForeignKey(Team, models.CASCADE, related_name="quotas")
     accelerator_type = models.ForeignKey("inventory.AcceleratorType", models.CASCADE, related_name="quotas")
@@ -97,7 +148,9 @@ class IdempotentAnswer(models.Model):
     user = models.ForeignKey(User, models.CASCADE)
     key = models.CharField(max_length=255)
     fingerprint = models.CharField(max_length=64, help_text="Of method, path and body.")
-    status = models.PositiveSmallIntegerField(null=True, help_text="Empty while the first request is under way.")
+    status = models.PositiveSmallIntegerField(
+        null=True, help_text="Empty while the first request is under way."
+    )
     body = models.JSONField(null=True)
     created_at = models.DateTimeField()
 

@@ -1,9 +1,13 @@
 """Who belongs to which team, and what each team may use."""
 
-from django.db.models import Prefetch, QuerySet
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from django.db.models import Prefetch, QuerySet, Sum
+
+from apps.core.errors import NotFound
 from apps.teams import policies
-from apps.teams.models import FacilityRole, MemberRole, Quota, Team, Token, User
+from apps.teams.models import FacilityRole, Membership, MemberRole, Quota, Team, Token, User
 
 
 def teams_visible_to(viewer: User) -> QuerySet[Team]:
@@ -52,3 +56,63 @@ def role_words(user: User) -> str:
         return "Viewer"
     names = ", ".join(membership.team.name for membership in memberships)
     return f"Lead, {names}" if any(one.role == MemberRole.LEAD for one in memberships) else names
+
+
+def team_named(name: str, *, viewer: User) -> Team:
+    """The team of this name; NotFound without one."""
+    team = teams_visible_to(viewer).select_related("parent").filter(name=name).first()
+    if team is None:
+        raise NotFound(f"There is no team {name!r}.")
+    return team
+
+
+def members_of(team: Team) -> QuerySet[Membership]:
+    return Membership.objects.filter(team=team).select_related("user").order_by("user__username")
+
+
+def memberships_of(user: User) -> QuerySet[Membership]:
+    return Membership.objects.filter(user=user).select_related("team").order_by("team__name")
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a team owns of one accelerator type."""
+
+    accelerator_type: str
+    entitlement: int
+    borrow_limit: int | None
+    lend_limit: int | None
+    given_to_sub_teams: int
+
+    @property
+    def kept_back(self) -> int:
+        """What no sub-team is entitled to."""
+        return self.entitlement - self.given_to_sub_teams
+
+
+def owned_by(teams: Iterable[Team]) -> Mapping[int, tuple[Owned, ...]]:
+    """By team id: what each team owns, by name of type. Two queries, however many teams."""
+    ids = [team.pk for team in teams]
+    given = {
+        (row["team__parent_id"], row["accelerator_type_id"]): row["total"]
+        for row in Quota.objects.filter(team__parent_id__in=ids)
+        .values("team__parent_id", "accelerator_type_id")
+        .annotate(total=Sum("entitlement"))
+    }
+    found: dict[int, tuple[Owned, ...]] = dict.fromkeys(ids, ())
+    quotas = (
+        Quota.objects.filter(team_id__in=ids)
+        .select_related("accelerator_type")
+        .order_by("accelerator_type__name")
+    )
+    for quota in quotas:
+        found[quota.team_id] += (
+            Owned(
+                accelerator_type=quota.accelerator_type.name,
+                entitlement=quota.entitlement,
+                borrow_limit=quota.borrow_limit,
+                lend_limit=quota.lend_limit,
+                given_to_sub_teams=given.get((quota.team_id, quota.accelerator_type_id), 0),
+            ),
+        )
+    return found

@@ -64,9 +64,13 @@ class EventsView(APIView):
     @extend_schema(
         summary="Follow what happens",
         parameters=[
-            OpenApiParameter("after", str, description="A cursor from before, or `latest`. Absent: from the first event."),
+            OpenApiParameter(
+                "after", str, description="A cursor from before, or `latest`. Absent: from the first event."
+            ),
             OpenApiParameter("limit", int, description="1 to 1000; default 100."),
-            OpenApiParameter("kind", str, description="Only this kind; `job.*` stands for all that begin so."),
+            OpenApiParameter(
+                "kind", str, description="Only this kind; `job.*` stands for all that begin so."
+            ),
             OpenApiParameter("subject_kind", str),
             OpenApiParameter("subject_id", int),
             OpenApiParameter("audit", bool, description="`true`: only what people changed."),

@@ -1,0 +1,101 @@
+"""Who may do what, as far as people and teams decide it. Every question is asked here, once for all doors."""
+
+from apps.core.errors import Forbidden
+from apps.teams.models import FacilityRole, Membership, MemberRole, Team, User
+
+
+def is_admin(user: User) -> bool:
+    return user.is_administrator
+
+
+def is_auditor(user: User) -> bool:
+    """Sees everything but logs, and changes nothing."""
+    return user.is_auditor
+
+
+def may_operate(user: User) -> bool:
+    """Acts on nodes, reservations and any job."""
+    return user.is_operator
+
+
+def may_set_power(user: User) -> bool:
+    return is_admin(user) or (user.is_active and user.facility_role == FacilityRole.POWER_ADMIN)
+
+
+def team_ids_of(user: User) -> frozenset[int]:
+    """Teams this person acts for: those they are in, and all below those they lead."""
+    return user.team_ids()
+
+
+def is_member(user: User, team: Team) -> bool:
+    """In this team itself, in whatever role."""
+    return _acts(user) and Membership.objects.filter(user=user, team=team).exists()
+
+
+def is_lead(user: User, team: Team) -> bool:
+    """Leads this team, or one above it."""
+    if not _acts(user):
+        return False
+    led = set(Membership.objects.filter(user=user, role=MemberRole.LEAD).values_list("team_id", flat=True))
+    return bool(led) and bool(led & set(_line_of(team)))
+
+
+def is_lead_above(user: User, team: Team) -> bool:
+    """Leads a team above this one: may give it what that team owns."""
+    return team.parent is not None and is_lead(user, team.parent)
+
+
+def may_divide(user: User, team: Team) -> bool:
+    """May set what this team is entitled to, its weight and its ceiling."""
+    return is_admin(user) or is_lead_above(user, team)
+
+
+def may_lead(user: User, team: Team) -> bool:
+    """May set how far this team borrows and lends, and who is in it."""
+    return is_admin(user) or is_lead(user, team)
+
+
+def require_admin(user: User) -> None:
+    _require(is_admin(user), "Only administrators may do this.")
+
+
+def require_may_operate(user: User) -> None:
+    _require(may_operate(user), "Only operators may do this.")
+
+
+def require_may_set_power(user: User) -> None:
+    _require(may_set_power(user), "Only power administrators may do this.")
+
+
+def require_member(user: User, team: Team) -> None:
+    _require(
+        is_admin(user) or is_member(user, team) or is_lead(user, team), f"Only members of {team} may do this."
+    )
+
+
+def require_lead(user: User, team: Team) -> None:
+    _require(may_lead(user, team), f"Only leads of {team}, or of a team above it, may do this.")
+
+
+def require_may_divide(user: User, team: Team) -> None:
+    who = "an administrator" if team.parent is None else f"a lead of {team.parent}"
+    _require(may_divide(user, team), f"Only {who} may set what {team} is entitled to.")
+
+
+def _acts(user: User) -> bool:
+    return user.is_active and not is_auditor(user)
+
+
+def _line_of(team: Team) -> list[int]:
+    """Ids of this team and of those above it. Trees of teams are shallow: a query a level."""
+    line = [team.pk]
+    parent_id = team.parent_id
+    while parent_id is not None:
+        line.append(parent_id)
+        parent_id = Team.objects.values_list("parent_id", flat=True).get(pk=parent_id)
+    return line
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise Forbidden(message)
