@@ -1,0 +1,208 @@
+"""What pages show of the planner's work: the queue with its reasons, what waits for what, and who holds what."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+from django.db import connection
+from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
+
+from apps.jobs import selectors as jobs
+from apps.jobs.lifecycle import ENDED, State
+from apps.jobs.models import Job
+from apps.teams.models import User
+
+_NO_RANK: Final = 2_000_000_000  # behind every job that a pass has ranked
+
+
+def n_waiting(viewer: User) -> int:
+    """Jobs that wait and are not held."""
+    return jobs.jobs_visible_to(viewer).filter(state=State.QUEUED, is_held=False).count()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The whole queue in figures."""
+
+    n_jobs: int
+    devices: Decimal
+    oldest_at: datetime | None
+    median_wait_s: float | None
+
+
+def waiting(viewer: User, at: datetime) -> Waiting:
+    """How much waits, and for how long; held jobs are not counted."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*), coalesce(sum(n_devices), 0), min(queued_at),"
+            " percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM %s - queued_at))"
+            " FROM jobs_job WHERE state = 'queued' AND NOT is_held",
+            [at],
+        )
+        n_jobs, devices, oldest_at, median_s = cursor.fetchone()
+    return Waiting(n_jobs, devices, oldest_at, median_s)
+
+
+def reserved_power_w() -> float:
+    """IT watts reserved now: all hosts and devices at rest, and above that what runs, at its peak."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT (SELECT coalesce(sum(node.idle_w + node.n_devices * type.idle_w), 0)"
+            " FROM inventory_node node"
+            " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id)"
+            " + (SELECT coalesce(sum(placement.peak_w), 0) FROM jobs_placement placement"
+            " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
+            " WHERE allocation.ended_at IS NULL)"
+        )
+        return float(cursor.fetchone()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class TeamLoad:
+    """What one team holds and waits for, over all types."""
+
+    team_id: int
+    held: Decimal
+    waiting: Decimal
+    n_running: int
+    n_waiting: int
+
+
+def load_by_team() -> dict[int, TeamLoad]:
+    """Devices held and waited for by each team that has any, from the jobs themselves."""
+    loads = (
+        Job.objects.filter(
+            state__in=(State.QUEUED, State.STARTING, State.RUNNING, State.PAUSING, State.PREEMPTING)
+        )
+        .order_by()
+        .values_list("team_id", "state")
+        .annotate(n_jobs=Count("id"), devices=Sum("n_devices"))
+    )
+    found: dict[int, list[Decimal]] = {}
+    for team_id, state, n_jobs, devices in loads:
+        row = found.setdefault(team_id, [Decimal(0), Decimal(0), Decimal(0), Decimal(0)])
+        is_waiting = state == State.QUEUED
+        row[1 if is_waiting else 0] += devices or 0
+        row[3 if is_waiting else 2] += n_jobs
+    return {
+        team_id: TeamLoad(team_id, held, waiting, int(n_running), int(n_queued))
+        for team_id, (held, waiting, n_running, n_queued) in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Devices of one type that one team holds now."""
+
+    team_id: int
+    accelerator_type_id: int
+    devices: Decimal
+
+
+def held_by_team_and_type(team_ids: Sequence[int] | None = None) -> tuple[Held, ...]:
+    """From the open claims, so that it is what is held and not what was asked."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT job.team_id, node.accelerator_type_id, sum(claim.share) FROM jobs_deviceclaim claim"
+            " JOIN jobs_placement placement ON placement.id = claim.placement_id"
+            " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
+            " JOIN jobs_job job ON job.id = allocation.job_id"
+            " JOIN inventory_node node ON node.id = placement.node_id"
+            " WHERE claim.released_at IS NULL AND (%s::bigint[] IS NULL OR job.team_id = ANY(%s::bigint[]))"
+            " GROUP BY job.team_id, node.accelerator_type_id",
+            [team_ids and list(team_ids), team_ids and list(team_ids)],
+        )
+        return tuple(Held(*row) for row in cursor.fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFilters:
+    """What the queue page is narrowed down to, beyond what `jobs.selectors.Filters` knows."""
+
+    base: jobs.Filters = field(default_factory=jobs.Filters)
+    text: str = ""  # an id, or the beginning of a name or of a user's name
+    reasons: tuple[str, ...] = ()
+    accelerator_type: str = ""
+    min_devices: int | None = None
+    max_devices: int | None = None
+    min_priority: int | None = None
+    is_held: bool | None = None
+    user_id: int | None = None
+
+
+def queue(viewer: User, filters: QueueFilters) -> QuerySet[Job]:
+    """Jobs for the queue page, each with its reason at hand and `rank_or_last` to order by."""
+    rows = jobs.queue_rows(viewer, filters.base).annotate(rank_or_last=Coalesce("reason__rank", _NO_RANK))
+    if filters.text:
+        match = Q(name__startswith=filters.text) | Q(user__username__startswith=filters.text)
+        if filters.text.isascii() and filters.text.isdigit() and len(filters.text) <= 18:
+            match |= Q(pk=int(filters.text))
+        rows = rows.filter(match)
+    if filters.reasons:
+        unseen = Q(reason=None) if "new" in filters.reasons else Q()
+        rows = rows.filter(Q(reason__code__in=filters.reasons) | unseen)
+    if filters.accelerator_type:
+        rows = rows.filter(spec__accelerators__contains=[filters.accelerator_type])
+    if filters.min_devices is not None:
+        rows = rows.filter(n_devices__gte=filters.min_devices)
+    if filters.max_devices is not None:
+        rows = rows.filter(n_devices__lte=filters.max_devices)
+    if filters.min_priority is not None:
+        rows = rows.filter(priority__gte=filters.min_priority)
+    if filters.is_held is not None:
+        rows = rows.filter(is_held=filters.is_held)
+    if filters.user_id is not None:
+        rows = rows.filter(user_id=filters.user_id)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCounts:
+    """Jobs that have not ended, by what the queue page calls them."""
+
+    queued: int
+    held: int
+    running: int
+    paused: int
+
+
+def open_counts(viewer: User) -> OpenCounts:
+    """One query over the jobs that have not ended; those that have are too many to count on every look."""
+    rows = (
+        jobs.jobs_visible_to(viewer)
+        .filter(state__in=[state for state in State if state not in ENDED])
+        .order_by()
+        .values_list("state", "is_held")
+        .annotate(n=Count("id"))
+    )
+    counts: dict[str, int] = {"queued": 0, "held": 0, "running": 0, "paused": 0}
+    for state, is_held, n in rows:
+        if state == State.QUEUED:
+            counts["held" if is_held else "queued"] += n
+        else:
+            counts["paused" if state in (State.PAUSING, State.PAUSED) else "running"] += n
+    return OpenCounts(**counts)
+
+
+def waiting_by_code(viewer: User) -> tuple[tuple[str, int, Decimal], ...]:
+    """Code, jobs and devices of what waits and is not held; jobs no pass has looked at are `new`."""
+    rows = (
+        jobs.jobs_visible_to(viewer)
+        .filter(state=State.QUEUED, is_held=False)
+        .order_by()
+        .values_list("reason__code")
+        .annotate(n=Count("id"), devices=Sum("n_devices"))
+    )
+    return tuple((code or "new", n, devices or Decimal(0)) for code, n, devices in rows)
+
+
+def n_expected_before(viewer: User, before: datetime) -> int:
+    """Waiting jobs with a planned start before then."""
+    return (
+        jobs.jobs_visible_to(viewer)
+        .filter(state=State.QUEUED, is_held=False, reason__expected_start_at__lt=before)
+        .count()
+    )
