@@ -87,37 +87,6 @@ def _within(domain: str) -> Q:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeUse:
-    """Devices of one accelerator type by what they do; the parts add up to `n_devices`."""
-
-    name: str
-    n_devices: int
-    n_out: int  # on nodes that take no work, and held by nobody
-    claimed: Decimal
-    free: Decimal
-    n_simulated: int
-
-
-def use_by_type() -> tuple[TypeUse, ...]:
-    """How many devices of each type there are, are held, are free, and are out of service."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT type.name, count(*), coalesce(sum(device.claimed_share), 0),"
-            " coalesce(sum(1 - device.claimed_share)"
-            "  FILTER (WHERE node.health NOT IN ('healthy', 'suspect')), 0),"
-            " count(*) FILTER (WHERE cluster.backend = 'simulated')"
-            " FROM inventory_device device JOIN inventory_node node ON node.id = device.node_id"
-            " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id"
-            " JOIN inventory_cluster cluster ON cluster.id = node.cluster_id"
-            " GROUP BY type.name ORDER BY count(*) DESC, type.name"
-        )
-        return tuple(
-            TypeUse(name, total, out, claimed, total - claimed - out, n_simulated)
-            for name, total, claimed, out, n_simulated in cursor.fetchall()
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class HealthCount:
     health: str
     n_nodes: int
@@ -154,7 +123,7 @@ def leaf_map(viewer: Viewer, *, most: int, spines: Sequence[str] | None = None) 
     if spines is not None:
         nodes = nodes.filter(leaf__parent__name__in=spines)
     rows = list(
-        nodes.order_by("leaf__parent__name", "leaf__name", "name").values_list(
+        nodes.order_by("leaf__parent__name", "leaf__name", "name").values_list(  # type: ignore[misc]  # annotated
             "id",
             "name",
             "leaf__parent__name",

@@ -1,4 +1,4 @@
-"""What pages show of the planner's work: the queue with its reasons, what waits for what, and who holds what."""
+"""What pages show of the planner's work: the queue and its reasons, what waits for what, who holds what."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -104,6 +104,7 @@ class Held:
 
 def held_by_team_and_type(team_ids: Sequence[int] | None = None) -> tuple[Held, ...]:
     """From the open claims, so that it is what is held and not what was asked."""
+    wanted = None if team_ids is None else list(team_ids)
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT job.team_id, node.accelerator_type_id, sum(claim.share) FROM jobs_deviceclaim claim"
@@ -113,7 +114,7 @@ def held_by_team_and_type(team_ids: Sequence[int] | None = None) -> tuple[Held, 
             " JOIN inventory_node node ON node.id = placement.node_id"
             " WHERE claim.released_at IS NULL AND (%s::bigint[] IS NULL OR job.team_id = ANY(%s::bigint[]))"
             " GROUP BY job.team_id, node.accelerator_type_id",
-            [team_ids and list(team_ids), team_ids and list(team_ids)],
+            [wanted, wanted],
         )
         return tuple(Held(*row) for row in cursor.fetchall())
 
