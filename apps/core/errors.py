@@ -41,7 +41,9 @@ class InvalidInput(DomainError):
     http_status = 400
 
     def __init__(self, errors: Sequence[Mapping[str, str]], message: str = "") -> None:
-        said = "; ".join(f"{error['path']}: {error['message']}" if error["path"] else error["message"] for error in errors)
+        said = "; ".join(
+            f"{error['path']}: {error['message']}" if error["path"] else error["message"] for error in errors
+        )
         super().__init__(message or said or "The input is not valid.")
         self.errors = tuple(errors)
 
@@ -49,6 +51,32 @@ class InvalidInput(DomainError):
     def of(cls, path: str, message: str, code: str = "invalid") -> "InvalidInput":
         """One fault in one field."""
         return cls([{"path": path, "code": code, "message": message}])
+
+
+class VersionConflict(DomainError):
+    """Somebody else saved meanwhile; the facts show both, so that a person can choose."""
+
+    code = "version_conflict"
+    http_status = 409
+
+    def __init__(self, what: str, *, read: int, version: int, yours: Any, stored: Any) -> None:
+        super().__init__(
+            f"{what} was changed meanwhile: you read version {read}, it is at {version} now.",
+            version=version,
+            yours=yours,
+            stored=stored,
+        )
+
+
+class NameTaken(DomainError):
+    """Names are unique among things of a kind."""
+
+    code = "name_taken"
+    http_status = 409
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"There is a {kind} named {name!r} already.", name=name)
+        self.errors = ({"path": "name", "code": self.code, "message": "is taken"},)
 
 
 class OutsideError(Exception):

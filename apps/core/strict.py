@@ -26,7 +26,7 @@ MAX_W = 1e9
 MAX_GIB = 1e9
 
 
-class Misfit(ValueError):  # noqa: N818 (a fault among others, not an accident)
+class Misfit(ValueError):
     """A fault with its own code, at `field` below whatever is being validated (empty: at that itself)."""
 
     def __init__(self, message: str, *field: str | int, code: str = "invalid") -> None:
