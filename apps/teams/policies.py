@@ -1,7 +1,7 @@
 """Who may do what, as far as people and teams decide it. Every question is asked here, once for all doors."""
 
 from apps.core.errors import Forbidden
-from apps.teams.models import FacilityRole, Membership, MemberRole, Team, User
+from apps.teams.models import FacilityRole, MemberRole, Membership, Team, User
 
 
 def is_admin(user: User) -> bool:

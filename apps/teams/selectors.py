@@ -7,7 +7,7 @@ from django.db.models import Prefetch, QuerySet, Sum
 
 from apps.core.errors import NotFound
 from apps.teams import policies
-from apps.teams.models import FacilityRole, Membership, MemberRole, Quota, Team, Token, User
+from apps.teams.models import FacilityRole, MemberRole, Membership, Quota, Team, Token, User
 
 
 def teams_visible_to(viewer: User) -> QuerySet[Team]:
@@ -60,7 +60,8 @@ def role_words(user: User) -> str:
 
 def team_named(name: str, *, viewer: User) -> Team:
     """The team of this name; NotFound without one."""
-    team = teams_visible_to(viewer).select_related("parent").filter(name=name).first()
+    known = teams_visible_to(viewer).select_related("parent")
+    team = None if "\x00" in name else known.filter(name=name).first()
     if team is None:
         raise NotFound(f"There is no team {name!r}.")
     return team

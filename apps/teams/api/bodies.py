@@ -1,0 +1,194 @@
+"""What goes in and comes out: people, teams, quotas, tokens."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from apps.core.api.body import Out
+from apps.core.strict import AddressName, CountOrZero, Instant, Name, Number, Reason, Strict, Version
+from apps.teams.models import Membership, Team, Token, User
+from apps.teams.selectors import Owned
+
+Weight = Annotated[Number, Field(gt=0, lt=1e9)]
+Ceiling = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+Role = Literal["member", "lead"]
+
+
+class TeamIn(Strict):
+    name: AddressName
+    parent: Name | None = None
+    weight: Weight = 1.0
+    priority_ceiling: Ceiling = 100
+    reason: Reason = ""
+
+    @classmethod
+    def _nullable(cls) -> frozenset[str]:
+        return frozenset({"parent"})
+
+
+class TeamPatch(Strict):
+    """Fields that are absent stay as they are; `parent` null makes it a top team."""
+
+    version: Version
+    name: AddressName | None = None
+    parent: Name | None = None
+    weight: Weight | None = None
+    priority_ceiling: Ceiling | None = None
+    reason: Reason = ""
+
+    @classmethod
+    def _nullable(cls) -> frozenset[str]:
+        return frozenset({"parent"})
+
+
+class TeamOut(Out):
+    name: str
+    parent: str | None
+    weight: float
+    priority_ceiling: int
+    version: int
+
+    @classmethod
+    def of(cls, team: Team) -> "TeamOut":
+        return cls(
+            name=team.name,
+            parent=None if team.parent is None else team.parent.name,
+            weight=team.weight,
+            priority_ceiling=team.priority_ceiling,
+            version=team.version,
+        )
+
+
+class QuotaEntryIn(Strict):
+    """Devices; a limit of null is no limit."""
+
+    accelerator_type: Name
+    entitlement: CountOrZero = 0
+    borrow_limit: CountOrZero | None = None
+    lend_limit: CountOrZero | None = None
+
+    @classmethod
+    def _nullable(cls) -> frozenset[str]:
+        return frozenset({"borrow_limit", "lend_limit"})
+
+
+class QuotaIn(Strict):
+    """All that the team owns from now on, based on the version that was read."""
+
+    version: Version
+    entries: Annotated[list[QuotaEntryIn], Field(max_length=1000)]
+    reason: Reason = ""
+
+
+class QuotaEntryOut(Out):
+    accelerator_type: str
+    entitlement: int
+    borrow_limit: int | None
+    lend_limit: int | None
+    given_to_sub_teams: int
+    kept_back: int
+
+    @classmethod
+    def of(cls, owned: Owned) -> "QuotaEntryOut":
+        return cls(
+            accelerator_type=owned.accelerator_type,
+            entitlement=owned.entitlement,
+            borrow_limit=owned.borrow_limit,
+            lend_limit=owned.lend_limit,
+            given_to_sub_teams=owned.given_to_sub_teams,
+            kept_back=owned.kept_back,
+        )
+
+
+class QuotaOut(Out):
+    """`kept_back` is what no sub-team is entitled to."""
+
+    team: str
+    version: int
+    entries: list[QuotaEntryOut]
+
+
+class MemberIn(Strict):
+    role: Role
+    reason: Reason = ""
+
+
+class MemberOut(Out):
+    username: str
+    full_name: str
+    role: Role
+
+    @classmethod
+    def of(cls, membership: Membership) -> "MemberOut":
+        user = membership.user
+        role: Role = "lead" if membership.role == "lead" else "member"
+        return cls(username=user.get_username(), full_name=user.get_full_name(), role=role)
+
+
+class TokenIn(Strict):
+    name: Name
+    scopes: Annotated[list[Literal["read", "write"]], Field(min_length=1, max_length=2)] = Field(
+        default_factory=lambda: ["read", "write"]
+    )
+    expires_at: Instant | None = None
+
+
+class TokenOut(Out):
+    id: int
+    name: str
+    hint: str
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+    @classmethod
+    def of(cls, token: Token) -> "TokenOut":
+        return cls(
+            id=token.pk,
+            name=token.name,
+            hint=token.hint,
+            scopes=token.scopes,
+            created_at=token.created_at,
+            expires_at=token.expires_at,
+            last_used_at=token.last_used_at,
+        )
+
+
+class NewTokenOut(TokenOut):
+    """`secret` is shown this once."""
+
+    secret: str
+
+
+class MyTeamOut(Out):
+    name: str
+    role: Role
+
+
+class MeOut(Out):
+    username: str
+    full_name: str
+    email: str
+    facility_role: str
+    teams: list[MyTeamOut]
+    may_operate: bool
+    may_set_power: bool
+    is_admin: bool
+
+
+def me_out(user: User, memberships: list[Membership], *, may_operate: bool, may_set_power: bool) -> MeOut:
+    return MeOut(
+        username=user.get_username(),
+        full_name=user.get_full_name(),
+        email=user.email,
+        facility_role=user.facility_role,
+        teams=[
+            MyTeamOut(name=membership.team.name, role="lead" if membership.role == "lead" else "member")
+            for membership in memberships
+        ],
+        may_operate=may_operate,
+        may_set_power=may_set_power,
+        is_admin=user.is_administrator,
+    )

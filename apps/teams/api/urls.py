@@ -1,0 +1,14 @@
+from django.urls import path
+
+from apps.teams.api import views
+
+urlpatterns = [
+    path("me", views.MeView.as_view(), name="me"),
+    path("tokens", views.TokensView.as_view(), name="tokens"),
+    path("tokens/<int:token_id>", views.TokenView.as_view(), name="token"),
+    path("teams", views.TeamsView.as_view(), name="teams"),
+    path("teams/<str:name>", views.TeamView.as_view(), name="team"),
+    path("teams/<str:name>/quota", views.QuotaView.as_view(), name="team-quota"),
+    path("teams/<str:name>/members", views.MembersView.as_view(), name="team-members"),
+    path("teams/<str:name>/members/<str:username>", views.MemberView.as_view(), name="team-member"),
+]

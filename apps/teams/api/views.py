@@ -1,0 +1,228 @@
+"""People, teams, quotas and tokens by REST."""
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from apps.core import clock
+from apps.core.api.body import page_schema, parse_body
+from apps.core.api.idempotency import answer_once
+from apps.core.api.paging import page, refuse_unknown_parameters
+from apps.core.errors import InvalidInput, NotFound
+from apps.teams import policies, selectors, services
+from apps.teams.api import bodies
+from apps.teams.models import Team, User
+
+
+class MeView(APIView):
+    @extend_schema(summary="Who I am, and what I may do", responses=bodies.MeOut)
+    def get(self, request: Request) -> Response:
+        user = request.user
+        me = bodies.me_out(
+            user,
+            list(selectors.memberships_of(user)),
+            may_operate=policies.may_operate(user),
+            may_set_power=policies.may_set_power(user),
+        )
+        return Response(me.model_dump())
+
+
+class TokensView(APIView):
+    @extend_schema(summary="My tokens", responses=page_schema(bodies.TokenOut))
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request)
+        tokens = selectors.tokens_of(request.user).filter(revoked_at=None)
+        return Response(page(tokens, request, order=["-id"], render=_rendered(bodies.TokenOut)))
+
+    @extend_schema(summary="Make a token", request=bodies.TokenIn, responses={201: bodies.NewTokenOut})
+    def post(self, request: Request) -> Response:
+        # The answer is never kept: it holds the secret. So a key does not replay it.
+        body = parse_body(request, bodies.TokenIn)
+        token, secret = services.create_token(
+            user=request.user,
+            name=body.name,
+            scopes=body.scopes,
+            expires_at=body.expires_at,
+            at=clock.now(),
+        )
+        return Response(
+            bodies.NewTokenOut(**bodies.TokenOut.of(token).model_dump(), secret=secret).model_dump(),
+            status=201,
+        )
+
+
+class TokenView(APIView):
+    @extend_schema(summary="Revoke a token", responses={204: None})
+    def delete(self, request: Request, token_id: int) -> Response:
+        services.revoke_token(token_id=_row_id(token_id), actor=request.user, at=clock.now())
+        return Response(status=204)
+
+
+class TeamsView(APIView):
+    @extend_schema(
+        summary="Teams",
+        parameters=[OpenApiParameter("parent", str, description="Only its sub-teams.")],
+        responses=page_schema(bodies.TeamOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "parent")
+        teams = selectors.teams_visible_to(request.user).select_related("parent")
+        if (parent := request.query_params.get("parent")) is not None:
+            teams = teams.filter(parent=_team(request, parent))
+        return Response(page(teams, request, order=["name"], render=_rendered(bodies.TeamOut)))
+
+    @extend_schema(summary="Make a team", request=bodies.TeamIn, responses={201: bodies.TeamOut})
+    def post(self, request: Request) -> Response:
+        body = parse_body(request, bodies.TeamIn)
+        parent = None if body.parent is None else _named_in_body(request, body.parent)
+
+        def act() -> Response:
+            team = services.create_team(
+                name=body.name,
+                parent=parent,
+                weight=body.weight,
+                priority_ceiling=body.priority_ceiling,
+                actor=request.user,
+                at=clock.now(),
+                reason=body.reason,
+            )
+            return Response(bodies.TeamOut.of(team).model_dump(), status=201)
+
+        return answer_once(request, act)
+
+
+class TeamView(APIView):
+    @extend_schema(summary="One team", responses=bodies.TeamOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(bodies.TeamOut.of(_team(request, name)).model_dump())
+
+    @extend_schema(summary="Change a team", request=bodies.TeamPatch, responses=bodies.TeamOut)
+    def patch(self, request: Request, name: str) -> Response:
+        team = _team(request, name)
+        body = parse_body(request, bodies.TeamPatch)
+        changes: dict[str, Any] = {
+            field: getattr(body, field) for field in body.model_fields_set - {"version", "reason"}
+        }
+        if changes.get("parent") is not None:
+            changes["parent"] = _named_in_body(request, changes["parent"])
+        team = services.update_team(
+            team_id=team.pk,
+            changes=changes,
+            version=body.version,
+            actor=request.user,
+            at=clock.now(),
+            reason=body.reason,
+        )
+        return Response(bodies.TeamOut.of(team).model_dump())
+
+    @extend_schema(summary="Take a team away", responses={204: None})
+    def delete(self, request: Request, name: str) -> Response:
+        services.delete_team(team_id=_team(request, name).pk, actor=request.user, at=clock.now())
+        return Response(status=204)
+
+
+class QuotaView(APIView):
+    @extend_schema(summary="What a team owns", responses=bodies.QuotaOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(_quota_out(_team(request, name)))
+
+    @extend_schema(
+        summary="Set what a team owns",
+        description="Replaces the whole. 409 with both sides when somebody saved meanwhile.",
+        request=bodies.QuotaIn,
+        responses=bodies.QuotaOut,
+    )
+    def put(self, request: Request, name: str) -> Response:
+        team = _team(request, name)
+        body = parse_body(request, bodies.QuotaIn)
+        entries = [
+            services.QuotaEntry(
+                accelerator_type=entry.accelerator_type,
+                entitlement=entry.entitlement,
+                borrow_limit=entry.borrow_limit,
+                lend_limit=entry.lend_limit,
+            )
+            for entry in body.entries
+        ]
+        team = services.set_quota(
+            team=team,
+            entries=entries,
+            version=body.version,
+            actor=request.user,
+            at=clock.now(),
+            reason=body.reason,
+        )
+        return Response(_quota_out(team))
+
+
+class MembersView(APIView):
+    @extend_schema(summary="Who is in a team", responses=page_schema(bodies.MemberOut))
+    def get(self, request: Request, name: str) -> Response:
+        refuse_unknown_parameters(request)
+        members = selectors.members_of(_team(request, name))
+        return Response(page(members, request, order=["user__username"], render=_rendered(bodies.MemberOut)))
+
+
+class MemberView(APIView):
+    @extend_schema(summary="Take a person into a team", request=bodies.MemberIn, responses=bodies.MemberOut)
+    def put(self, request: Request, name: str, username: str) -> Response:
+        team = _team(request, name)
+        policies.require_lead(request.user, team)
+        body = parse_body(request, bodies.MemberIn)
+        membership = services.set_member(
+            team_id=team.pk,
+            user=_user(username),
+            role=body.role,
+            actor=request.user,
+            at=clock.now(),
+            reason=body.reason,
+        )
+        return Response(bodies.MemberOut.of(membership).model_dump())
+
+    @extend_schema(summary="Take a person out of a team", responses={204: None})
+    def delete(self, request: Request, name: str, username: str) -> Response:
+        team = _team(request, name)
+        policies.require_lead(request.user, team)
+        services.remove_member(team_id=team.pk, user=_user(username), actor=request.user, at=clock.now())
+        return Response(status=204)
+
+
+def _rendered(out: Any) -> Any:
+    return lambda row: out.of(row).model_dump()
+
+
+def _team(request: Request, name: str) -> Team:
+    return selectors.team_named(name, viewer=request.user)
+
+
+def _named_in_body(request: Request, name: str) -> Team:
+    try:
+        return _team(request, name)
+    except NotFound:
+        raise InvalidInput.of("parent", "is not a team", "unknown") from None
+
+
+def _user(username: str) -> User:
+    # People are looked up by those only who may act on a team; others can not try out names here.
+    user = None if "\x00" in username else User.objects.filter(username=username).first()
+    if user is None:
+        raise NotFound(f"There is no person {username!r}.")
+    return user
+
+
+def _row_id(number: int) -> int:
+    if number >= 2**63:
+        raise NotFound("There is no such token.")
+    return number
+
+
+def _quota_out(team: Team) -> dict[str, Any]:
+    entries = selectors.owned_by([team])[team.pk]
+    return bodies.QuotaOut(
+        team=team.name,
+        version=team.version,
+        entries=[bodies.QuotaEntryOut.of(owned) for owned in entries],
+    ).model_dump()

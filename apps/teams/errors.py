@@ -1,0 +1,27 @@
+"""What teams refuse, and the facts behind it."""
+
+from apps.core.errors import DomainError, Forbidden
+
+
+class MoreThanOwned(DomainError):
+    """Sub-teams would be entitled to more than their team owns."""
+
+    code = "more_than_owned"
+
+    def __init__(self, *, team: str, accelerator_type: str, owned: int, given: int) -> None:
+        super().__init__(
+            f"The sub-teams of {team} would be entitled to {given} {accelerator_type}; {team} owns {owned}.",
+            team=team,
+            accelerator_type=accelerator_type,
+            owned=owned,
+            given=given,
+        )
+        self.errors = ({"path": "entries", "code": self.code, "message": self.message},)
+
+
+class TeamInUse(DomainError):
+    code = "team_in_use"
+
+
+class NotYourTeam(Forbidden):
+    code = "not_your_team"

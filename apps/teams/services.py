@@ -1,0 +1,543 @@
+"""Changing people, teams, what teams own, and tokens. An actor of None is the site itself (first start, commands)."""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError, Q
+
+from apps.core.errors import InvalidInput, NameTaken, NotFound, VersionConflict
+from apps.events.services import record
+from apps.teams import policies
+from apps.teams.errors import MoreThanOwned, NotYourTeam, TeamInUse
+from apps.teams.models import FacilityRole, MemberRole, Membership, Quota, Team, Token, User
+
+# People ------------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def create_user(
+    *,
+    username: str,
+    password: str | None,
+    actor: User | None,
+    at: datetime,
+    facility_role: str = FacilityRole.NONE,
+    email: str = "",
+    full_name: str = "",
+) -> User:
+    """A person, or a service account that signs in by token alone (no password)."""
+    _require_admin(actor)
+    if facility_role not in FacilityRole.values:
+        raise InvalidInput.of("facility_role", "is not a role", "not_a_choice")
+    first, _, last = full_name.partition(" ")
+    try:
+        with transaction.atomic():
+            user = User.objects.create_user(
+                username=username,
+                email=email,
+                password=password,
+                facility_role=facility_role,
+                first_name=first,
+                last_name=last,
+            )
+    except IntegrityError:
+        raise NameTaken("person", username) from None
+    _record_user("user.created", user, actor=actor, at=at, after={"facility_role": facility_role})
+    return user
+
+
+@transaction.atomic
+def set_facility_role(
+    *, user_id: int, facility_role: str, actor: User | None, at: datetime, reason: str = ""
+) -> User:
+    """What a person may do in the whole facility."""
+    _require_admin(actor)
+    if facility_role not in FacilityRole.values:
+        raise InvalidInput.of("facility_role", "is not a role", "not_a_choice")
+    user = _locked_user(user_id)
+    if user.facility_role != facility_role:
+        before = {"facility_role": user.facility_role}
+        user.facility_role = facility_role
+        user.save(update_fields=["facility_role"])
+        after = {"facility_role": facility_role}
+        _record_user("user.role_changed", user, actor=actor, at=at, before=before, after=after, reason=reason)
+    return user
+
+
+def _locked_user(user_id: int) -> User:
+    user = User.objects.select_for_update(no_key=True).filter(pk=user_id).first()
+    if user is None:
+        raise NotFound("There is no such person.")
+    return user
+
+
+def _record_user(kind: str, user: User, *, actor: User | None, at: datetime, **more: Any) -> None:
+    record(
+        kind,
+        subject_kind="user",
+        subject_id=user.pk,
+        subject_name=user.get_username(),
+        actor=actor,
+        at=at,
+        is_audit=True,
+        is_private=True,
+        **more,
+    )
+
+
+# Teams -------------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def create_team(
+    *,
+    name: str,
+    actor: User | None,
+    at: datetime,
+    parent: Team | None = None,
+    weight: float = 1.0,
+    priority_ceiling: int = 100,
+    reason: str = "",
+) -> Team:
+    """A top team (administrators), or a part of a team (its leads)."""
+    if parent is None:
+        _require_admin(actor)
+    elif actor is not None:
+        policies.require_lead(actor, parent)
+    try:
+        with transaction.atomic():
+            team = Team.objects.create(
+                name=name, parent=parent, weight=weight, priority_ceiling=priority_ceiling
+            )
+    except IntegrityError:
+        raise NameTaken("team", name) from None
+    _record_team("team.created", team, actor=actor, at=at, after=_facts_of(team), reason=reason)
+    return team
+
+
+@transaction.atomic
+def update_team(
+    *,
+    team_id: int,
+    changes: Mapping[str, Any],
+    version: int,
+    actor: User | None,
+    at: datetime,
+    reason: str = "",
+) -> Team:
+    """Change `name`, `parent` (a Team or None), `weight` or `priority_ceiling`.
+
+    Weight and ceiling are given from above: by a lead of the parent. Names and places in the tree are for
+    administrators.
+    """
+    team = _locked(team_id)
+    if actor is not None:
+        if set(changes) & {"name", "parent"}:
+            policies.require_admin(actor)
+        policies.require_may_divide(actor, team)
+    before = _facts_of(team)
+    if team.version != version:
+        yours = before | {key: _plain(value) for key, value in changes.items()}
+        raise VersionConflict(f"Team {team}", read=version, version=team.version, yours=yours, stored=before)
+    for key, value in changes.items():
+        assert key in ("name", "parent", "weight", "priority_ceiling"), key
+        setattr(team, key, value)
+    after = _facts_of(team)
+    if before == after:
+        return team
+    team.version += 1
+    try:
+        with transaction.atomic():
+            team.save()
+    except IntegrityError as error:
+        if "above_itself" in str(error) or "its_own_parent" in str(error):
+            raise InvalidInput.of("parent", "must not be the team itself, or below it") from None
+        raise NameTaken("team", team.name) from None
+    if before["parent"] != after["parent"]:
+        _require_within_owned([team.parent_id])
+    _record_team("team.changed", team, actor=actor, at=at, before=before, after=after, reason=reason)
+    return team
+
+
+@transaction.atomic
+def delete_team(*, team_id: int, actor: User | None, at: datetime, reason: str = "") -> None:
+    """Take away a team that nothing refers to."""
+    _require_admin(actor)
+    team = _locked(team_id)
+    before, name, pk = _facts_of(team), team.name, team.pk
+    try:
+        team.delete()
+    except ProtectedError:
+        raise TeamInUse(
+            f"Team {name} has sub-teams, jobs or reservations; it can not be taken away."
+        ) from None
+    team.pk, team.name = pk, name
+    _record_team("team.deleted", team, actor=actor, at=at, before=before, reason=reason)
+
+
+@transaction.atomic
+def set_member(
+    *, team_id: int, user: User, role: str, actor: User | None, at: datetime, reason: str = ""
+) -> Membership:
+    """Take a person into a team, or change their role in it. Twice changes nothing."""
+    team = _locked(team_id)
+    if role not in MemberRole.values:
+        raise InvalidInput.of("role", "must be member or lead", "not_a_choice")
+    if actor is not None:
+        policies.require_lead(actor, team)
+    membership = Membership.objects.filter(team=team, user=user).first()
+    before = None if membership is None else {"role": membership.role}
+    if membership is None:
+        membership = Membership.objects.create(team=team, user=user, role=role)
+    elif membership.role == role:
+        return membership
+    else:
+        membership.role = role
+        membership.save(update_fields=["role"])
+    data = {"user_id": user.pk, "username": user.get_username()}
+    after = {"role": role}
+    _record_team(
+        "team.member_set", team, actor=actor, at=at, before=before, after=after, data=data, reason=reason
+    )
+    return membership
+
+
+@transaction.atomic
+def remove_member(*, team_id: int, user: User, actor: User | None, at: datetime, reason: str = "") -> None:
+    """Take a person out of a team; their jobs stay the team's. Twice changes nothing."""
+    team = _locked(team_id)
+    if actor is not None:
+        policies.require_lead(actor, team)
+    membership = Membership.objects.filter(team=team, user=user).first()
+    if membership is None:
+        return
+    before = {"role": membership.role}
+    membership.delete()
+    data = {"user_id": user.pk, "username": user.get_username()}
+    _record_team("team.member_removed", team, actor=actor, at=at, before=before, data=data, reason=reason)
+
+
+def _locked(team_id: int) -> Team:
+    # Not the parent too: a LEFT JOIN can not be locked, and the parent is read only.
+    team = Team.objects.select_for_update(no_key=True).filter(pk=team_id).first()
+    if team is None:
+        raise NotFound("There is no such team.")
+    return team
+
+
+def _facts_of(team: Team) -> dict[str, Any]:
+    return {
+        "name": team.name,
+        "parent": None if team.parent is None else team.parent.name,
+        "weight": team.weight,
+        "priority_ceiling": team.priority_ceiling,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.name if isinstance(value, Team) else value
+
+
+def _record_team(kind: str, team: Team, *, actor: User | None, at: datetime, **more: Any) -> None:
+    record(
+        kind,
+        subject_kind="team",
+        subject_id=team.pk,
+        subject_name=team.name,
+        actor=actor,
+        at=at,
+        is_audit=True,
+        **more,
+    )
+
+
+# Quotas ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaEntry:
+    """What a team owns of one accelerator type, in devices; a limit of None is no limit."""
+
+    accelerator_type: str
+    entitlement: int = 0
+    borrow_limit: int | None = None
+    lend_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaChange:
+    """All that one team owns from now on, and the version of the team it is based on."""
+
+    team_id: int
+    entries: Sequence[QuotaEntry]
+    version: int
+
+
+def set_quota(
+    *,
+    team: Team,
+    entries: Iterable[QuotaEntry],
+    actor: User | None,
+    at: datetime,
+    version: int,
+    reason: str = "",
+) -> Team:
+    """Replace what a team owns, as a whole; types that are not named are not owned any more."""
+    change = QuotaChange(team.pk, tuple(entries), version)
+    return set_quotas(changes=[change], actor=actor, at=at, reason=reason)[0]
+
+
+@transaction.atomic
+def set_quotas(
+    *, changes: Sequence[QuotaChange], actor: User | None, at: datetime, reason: str = ""
+) -> list[Team]:
+    """Replace what several teams own, at once: what counts is how it adds up afterwards.
+
+    Entitlements are given from above: by leads of the team above, by administrators to top teams. How far a team
+    borrows and lends is for its own leads too.
+
+    Raises:
+        VersionConflict: somebody changed one of them meanwhile; facts show both.
+        MoreThanOwned: sub-teams would be entitled to more than their team owns.
+    """
+    teams = _locked_with_parents(change.team_id for change in changes)
+    types = _types_named(changes)
+    parent_ids: set[int | None] = set()
+    for change in changes:
+        team = teams[change.team_id]
+        stored = _entries_of(team)
+        wanted = {entry.accelerator_type: entry for entry in change.entries}
+        _require_may_set_quota(actor, team, stored, wanted)
+        if team.version != change.version:
+            raise VersionConflict(
+                f"The quota of {team}",
+                read=change.version,
+                version=team.version,
+                yours=_quota_facts(wanted),
+                stored=_quota_facts(stored),
+            )
+        if stored == wanted:
+            continue
+        _write_quota(team, wanted, types)
+        parent_ids |= {team.pk, team.parent_id}
+        _record_team(
+            "quota.changed",
+            team,
+            actor=actor,
+            at=at,
+            reason=reason,
+            before=_quota_facts(stored),
+            after=_quota_facts(wanted),
+        )
+    _require_within_owned(parent_ids)
+    return [teams[change.team_id] for change in changes]
+
+
+def _locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:
+    """Teams by id. Those above are locked too: two leads giving at once could give more than there is."""
+    ids = set(team_ids)
+    parents = Team.objects.filter(pk__in=ids).exclude(parent=None).values_list("parent_id", flat=True)
+    locked = Team.objects.select_for_update(no_key=True).filter(pk__in=ids | set(parents)).order_by("pk")
+    teams = {team.pk: team for team in locked}
+    if missing := ids - set(teams):
+        raise NotFound(f"There is no team {min(missing)}.")
+    return teams
+
+
+def _types_named(changes: Sequence[QuotaChange]) -> dict[str, int]:
+    """Ids of the accelerator types by name. The model of types is above this room: it is reached by the key."""
+    type_model: Any = Quota._meta.get_field("accelerator_type").related_model
+    types: dict[str, int] = dict(type_model.objects.values_list("name", "pk"))
+    faults = []
+    for change in changes:
+        seen: set[str] = set()
+        for index, entry in enumerate(change.entries):
+            path = f"entries[{index}].accelerator_type"
+            if entry.accelerator_type not in types:
+                faults.append({"path": path, "code": "unknown", "message": "is not an accelerator type here"})
+            elif entry.accelerator_type in seen:
+                faults.append({"path": path, "code": "invalid", "message": "must not be named twice"})
+            seen.add(entry.accelerator_type)
+    if faults:
+        raise InvalidInput(faults)
+    return types
+
+
+def _entries_of(team: Team) -> dict[str, QuotaEntry]:
+    return {
+        row.accelerator_type.name: QuotaEntry(
+            row.accelerator_type.name, row.entitlement, row.borrow_limit, row.lend_limit
+        )
+        for row in Quota.objects.filter(team=team).select_related("accelerator_type")
+    }
+
+
+def _require_may_set_quota(
+    actor: User | None, team: Team, stored: Mapping[str, QuotaEntry], wanted: Mapping[str, QuotaEntry]
+) -> None:
+    if actor is None or policies.may_divide(actor, team):
+        return
+    if not policies.is_lead(actor, team):
+        raise NotYourTeam(f"Only leads of {team}, or of a team above it, may set its quota.")
+    names = set(stored) | set(wanted)
+    for name in sorted(names):
+        owned, asked = stored.get(name), wanted.get(name)
+        if (owned.entitlement if owned else 0) != (asked.entitlement if asked else 0):
+            giver = "administrators" if team.parent is None else f"leads of {team.parent}"
+            raise NotYourTeam(
+                f"What {team} is entitled to is set by {giver}; you may set how far it borrows and lends."
+            )
+
+
+def _write_quota(team: Team, wanted: Mapping[str, QuotaEntry], types: Mapping[str, int]) -> None:
+    Quota.objects.filter(team=team).exclude(accelerator_type_id__in=[types[name] for name in wanted]).delete()
+    Quota.objects.bulk_create(
+        [
+            Quota(
+                team=team,
+                accelerator_type_id=types[entry.accelerator_type],
+                entitlement=entry.entitlement,
+                borrow_limit=entry.borrow_limit,
+                lend_limit=entry.lend_limit,
+            )
+            for entry in wanted.values()
+        ],
+        update_conflicts=True,
+        unique_fields=["team", "accelerator_type"],
+        update_fields=["entitlement", "borrow_limit", "lend_limit"],
+    )
+    team.version += 1
+    team.save(update_fields=["version"])
+
+
+def _require_within_owned(team_ids: Iterable[int | None]) -> None:
+    """Refuse sub-teams that are entitled to more, together, than their team."""
+    for team_id in sorted(team_id for team_id in team_ids if team_id is not None):
+        owned = dict(
+            Quota.objects.filter(team_id=team_id).values_list("accelerator_type__name", "entitlement")
+        )
+        given: dict[str, int] = {}
+        for name, entitlement in Quota.objects.filter(team__parent_id=team_id).values_list(
+            "accelerator_type__name", "entitlement"
+        ):
+            given[name] = given.get(name, 0) + entitlement
+        for name in sorted(given):
+            if given[name] > owned.get(name, 0):
+                team = Team.objects.get(pk=team_id)
+                raise MoreThanOwned(
+                    team=team.name, accelerator_type=name, owned=owned.get(name, 0), given=given[name]
+                )
+
+
+def _quota_facts(entries: Mapping[str, QuotaEntry]) -> dict[str, Any]:
+    return {
+        name: {
+            "entitlement": entry.entitlement,
+            "borrow_limit": entry.borrow_limit,
+            "lend_limit": entry.lend_limit,
+        }
+        for name, entry in sorted(entries.items())
+    }
+
+
+# Tokens ------------------------------------------------------------------------------------------------------------
+
+SCOPES: Final = ("read", "write")
+_PREFIX: Final = "sy_"
+_HINT: Final = 8
+_USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
+MAX_TOKENS: Final = 100
+
+
+@transaction.atomic
+def create_token(
+    *,
+    user: User,
+    name: str,
+    at: datetime,
+    scopes: Sequence[str] = SCOPES,
+    expires_at: datetime | None = None,
+    actor: User | None = None,
+) -> tuple[Token, str]:
+    """A token and its secret, which nobody can read again."""
+    if not scopes or set(scopes) - set(SCOPES) or "read" not in scopes:
+        raise InvalidInput.of("scopes", "must be read, or read and write", "not_a_choice")
+    if expires_at is not None and expires_at <= at:
+        raise InvalidInput.of("expires_at", "must lie in the future", "out_of_range")
+    _locked_user(user.pk)
+    if Token.objects.filter(user=user, revoked_at=None).count() >= MAX_TOKENS:
+        raise InvalidInput.of("name", f"would be token number {MAX_TOKENS + 1}; revoke one first", "too_many")
+    secret = _PREFIX + secrets.token_urlsafe(32)
+    token = Token.objects.create(
+        user=user,
+        name=name,
+        digest=_digest(secret),
+        hint=secret[:_HINT],
+        scopes=[scope for scope in SCOPES if scope in scopes],
+        created_at=at,
+        expires_at=expires_at,
+    )
+    _record_token("token.created", token, actor=actor or user, at=at)
+    return token, secret
+
+
+@transaction.atomic
+def revoke_token(*, token_id: int, actor: User, at: datetime) -> Token:
+    """Make a token useless, at once and for good. Its owner and administrators may. Twice changes nothing."""
+    token = (
+        Token.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("user")
+        .filter(pk=token_id)
+        .first()
+    )
+    if token is None or (token.user_id != actor.pk and not policies.is_admin(actor)):
+        raise NotFound("There is no such token.")
+    if token.revoked_at is None:
+        token.revoked_at = at
+        token.save(update_fields=["revoked_at"])
+        _record_token("token.revoked", token, actor=actor, at=at)
+    return token
+
+
+def authenticate_token(secret: str, at: datetime) -> tuple[User, Token] | None:
+    """Whose token this is, or None for one that is unknown, expired or revoked, or whose owner may not sign in."""
+    token = (
+        Token.objects.select_related("user")
+        .filter(Q(expires_at=None) | Q(expires_at__gt=at), digest=_digest(secret), revoked_at=None)
+        .first()
+    )
+    if token is None or not token.user.is_active:
+        return None
+    # To the minute is enough, and spares a write for each of hundreds of requests a second.
+    if token.last_used_at is None or at - token.last_used_at >= _USE_IS_NOTED_EVERY:
+        Token.objects.filter(pk=token.pk).update(last_used_at=at)
+    return token.user, token
+
+
+def _digest(secret: str) -> str:
+    # A secret of 256 random bits needs no slow hash: there is nothing to guess.
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _record_token(kind: str, token: Token, *, actor: User, at: datetime) -> None:
+    record(
+        kind,
+        subject_kind="token",
+        subject_id=token.pk,
+        subject_name=token.name,
+        actor=actor,
+        at=at,
+        is_audit=True,
+        is_private=True,
+        data={"username": token.user.get_username(), "scopes": token.scopes, "hint": token.hint},
+    )
+
+
+def _require_admin(actor: User | None) -> None:
+    if actor is not None:
+        policies.require_admin(actor)
