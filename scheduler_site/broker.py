@@ -20,7 +20,7 @@ SCHEME = "switchyard-files"
 class Channel(filesystem.Channel):
     """A folder of messages: `<milliseconds>_<uuid>.<queue>.msg`."""
 
-    def _put(self, queue: str, payload: dict[str, Any], **kwargs: Any) -> None:
+    def _put(self, queue: str, payload: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[override]  # as its parent
         folder = Path(self.data_folder_out)
         name = f"{round(monotonic() * 1000)}_{uuid.uuid4()}"
         hidden = folder / f"{name}.writing"
@@ -31,7 +31,7 @@ class Channel(filesystem.Channel):
             hidden.write_text(dumps(payload))
         hidden.rename(folder / f"{name}.{queue}.msg")
 
-    def _get(self, queue: str) -> dict[str, Any]:
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
         folder = Path(self.data_folder_in)
         try:
             names = os.listdir(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import beat_init
-from kombu import Queue
+from kombu.entity import Queue
 
 from apps.core.presence import Presence
 from apps.core.wakeup import Wake, WakeupStep

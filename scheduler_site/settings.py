@@ -189,7 +189,7 @@ SPECTACULAR_SETTINGS = {
 
 BROKER_DIR = VAR_DIR / "broker"
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or "switchyard-files://"
-CELERY_BROKER_TRANSPORT_OPTIONS = (
+CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, object] = (
     {"data_folder_in": str(BROKER_DIR), "data_folder_out": str(BROKER_DIR), "polling_interval": 0.05}
     if CELERY_BROKER_URL.startswith("switchyard-files:")
     else {}
@@ -199,7 +199,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = (
 
 # Lower rooms reach these by name, because imports go down the stairs only.
 SWITCHYARD_ADMISSION = "apps.scheduling.admission.require_possible"
-SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.teams.services.authenticate_token"
+SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.teams.services.authenticate_token"  # noqa: S105  (a function, no secret)
 SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"
 # Roles that must be seen in the database before /readyz says yes.
 SWITCHYARD_READY_ROLES = environment.words("READY_ROLES", ["planning", "execution", "power", "beat"])

@@ -81,7 +81,9 @@ class Keeper:
         if self.process is not None:
             if now_s - self._started_s > _STEADY_S:
                 self._wait_s = _FIRST_WAIT_S
-            self._say(f"{self.program.name} {_how_it_ended(self.process)}; starting it again in {self._wait_s:g} s")
+            self._say(
+                f"{self.program.name} {_how_it_ended(self.process)}; starting it again in {self._wait_s:g} s"
+            )
             if self.process.returncode > 0:
                 self._say_last_lines()
             end_group(self.process.pid, self.process.pid, 0.0)
@@ -185,7 +187,11 @@ def _members(pid: int, group: int, born_at_s: float) -> list[psutil.Process]:
                 continue
             age_s = process.create_time() - born_at_s
             # The leader must be the very process; those it started came after it.
-            if abs(age_s) <= _BIRTH_TOLERANCE_S if process.pid == pid and born_at_s else age_s >= -_BIRTH_TOLERANCE_S:
+            if (
+                abs(age_s) <= _BIRTH_TOLERANCE_S
+                if process.pid == pid and born_at_s
+                else age_s >= -_BIRTH_TOLERANCE_S
+            ):
                 found.append(process)
     leader_is_another = born_at_s and psutil.pid_exists(pid) and all(process.pid != pid for process in found)
     return [] if leader_is_another and not _is_zombie(pid) else found

@@ -9,4 +9,4 @@ STORAGES = {
 }
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 CELERY_BROKER_URL = "memory://"
-CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, object] = {}
+CELERY_BROKER_TRANSPORT_OPTIONS = {}

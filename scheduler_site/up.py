@@ -102,7 +102,9 @@ class Site:
         except OSError:
             lock.seek(0)
             said = lock.read().strip() or "another process"
-            raise CannotStart(f"the site of this folder is running already ({said}). Stop that one first.") from None
+            raise CannotStart(
+                f"the site of this folder is running already ({said}). Stop that one first."
+            ) from None
         os.set_inheritable(lock.fileno(), False)
         lock.truncate(0)
         lock.write(f"process {os.getpid()}, http://127.0.0.1:{self._port}")
@@ -116,7 +118,8 @@ class Site:
                 probe.bind(("127.0.0.1", self._port))
             except OSError as error:
                 raise CannotStart(
-                    f"port {self._port} cannot be used ({error.strerror}). Choose another: make up PORT={self._port + 1}"
+                    f"port {self._port} cannot be used ({error.strerror}). "
+                    f"Choose another: make up PORT={self._port + 1}"
                 ) from None
 
     def _sweep_broker(self) -> None:
@@ -143,7 +146,9 @@ class Site:
 
     def _prepare(self) -> None:
         """Migrations, static files, the demo on first use; in a process of its own that Ctrl-C can end."""
-        process = subprocess.Popen([sys.executable, "-m", "scheduler_site.prepare"], cwd=BASE_DIR, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scheduler_site.prepare"], cwd=BASE_DIR, start_new_session=True
+        )
         try:
             while process.poll() is None:
                 self._tend()
@@ -155,10 +160,19 @@ class Site:
 
     def _start_services(self) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        env = {"PORT": str(self._port), "PATH": path, "PYTHONUNBUFFERED": "1", "SWITCHYARD_VAR": str(self._var)}
+        env = {
+            "PORT": str(self._port),
+            "PATH": path,
+            "PYTHONUNBUFFERED": "1",
+            "SWITCHYARD_VAR": str(self._var),
+        }
         for name, line in parse_procfile((BASE_DIR / "Procfile").read_text()).processes.items():
             # The shell puts in the variables and then becomes the program: its number is the program's.
-            self._keep(Program(name=name, command=["/bin/sh", "-c", f"exec {line}"], env=env, identity={"cwd": BASE_DIR}))
+            self._keep(
+                Program(
+                    name=name, command=["/bin/sh", "-c", f"exec {line}"], env=env, identity={"cwd": BASE_DIR}
+                )
+            )
 
     def _keep(self, program: Program) -> Keeper:
         keeper = Keeper(program, self._log_dir, self._say)
@@ -171,7 +185,9 @@ class Site:
         until_s = clock.monotonic_s() + _READY_TIMEOUT_S
         while (missing := _missing(self._port)) is not None:
             if clock.monotonic_s() > until_s:
-                raise CannotStart(f"still not ready after {_READY_TIMEOUT_S:.0f} s ({missing}); see {self._log_dir}.")
+                raise CannotStart(
+                    f"still not ready after {_READY_TIMEOUT_S:.0f} s ({missing}); see {self._log_dir}."
+                )
             self._tend()
 
     def _greet(self, took_s: float) -> None:
@@ -179,19 +195,28 @@ class Site:
         accounts_file = self._var / "demo-accounts.json"
         with contextlib.suppress(OSError, ValueError):
             accounts = json.loads(accounts_file.read_text())
-            rows = [("account", "password", "role", "team")]
-            rows += [tuple(str(row.get(key) or "-") for key in ("username", "password", "role", "team")) for row in accounts]
+            rows: list[tuple[str, ...]] = [("account", "password", "role", "team")]
+            rows += [
+                tuple(str(row.get(key) or "-") for key in ("username", "password", "role", "team"))
+                for row in accounts
+            ]
             widths = [max(len(row[column]) for row in rows) for column in range(4)]
             for row in rows:
-                print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+                print(
+                    "  "
+                    + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+                )
             print(f"\nTheir API tokens are in {_short(accounts_file)}.")
-        print(f"Logs are in {_short(self._log_dir)}. Ctrl-C stops everything and loses nothing.\n", flush=True)
+        print(
+            f"Logs are in {_short(self._log_dir)}. Ctrl-C stops everything and loses nothing.\n", flush=True
+        )
 
     # --- Meanwhile ------------------------------------------------------------------------------------------------
 
     def _tend(self) -> None:
         self._watch()
-        if any([keeper.tend() for keeper in self._keepers]):
+        changed = [keeper for keeper in self._keepers if keeper.tend()]
+        if changed:
             self._register.write(self._keepers)
         clock.sleep(_POLL_S)
 

@@ -9,10 +9,20 @@ from apps.core import health
 from apps.core.api.docs import DocsView
 
 # The order is the order of the schema.
-_APPS = ("jobs", "scheduling", "execution", "inventory", "teams", "reservations", "staging", "power", "events")
+_APPS = (
+    "jobs",
+    "scheduling",
+    "execution",
+    "inventory",
+    "teams",
+    "reservations",
+    "staging",
+    "power",
+    "events",
+)
 
 
-def _patterns_of(module: str) -> list[object]:
+def _patterns_of(module: str) -> list[str]:
     return [module] if find_spec(module) else []
 
 

