@@ -1,0 +1,103 @@
+"""What the facility draws in a simulation: by domain, exactly, as it changes."""
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Final
+
+from apps.jobs.spec import SHARE_STEPS
+from apps.scheduling.engine.facts import NONE, Facility, Placing
+from apps.simulation.replay.heap import exact
+from apps.simulation.world import SimJob, power_children
+
+MICRO: Final = 10**6
+# Draws are whole numbers of this part of a watt: microwatts, times the steps in which devices are shared.
+UNIT_W: Final = MICRO * SHARE_STEPS
+
+
+def _units(watts: float) -> int:
+    return round(exact(watts) * MICRO) * SHARE_STEPS
+
+
+class PowerMeter:
+    """Draw of every power and cooling domain, its peak and its energy."""
+
+    def __init__(self, facility: Facility) -> None:
+        self.facility = facility
+        n = len(facility.domains)
+        self.draw = [0] * n  # IT load
+        self.peak = [0] * n
+        self._energy = [Fraction(0)] * n  # unit seconds
+        self._since = [Fraction(0)] * n
+        self._changed: set[int] = set(range(n))
+        above = power_children(facility)
+        self._chain: list[tuple[int, ...]] = []
+        lasts: dict[tuple[int, int], tuple[int, ...]] = {}
+        for power, cooling in zip(facility.power.tolist(), facility.cooling.tolist(), strict=True):
+            chain = lasts.get((power, cooling))
+            if chain is None:
+                chain = (above[power] if power != NONE else ()) + (above[cooling] if cooling != NONE else ())
+                lasts[power, cooling] = chain
+            self._chain.append(chain)
+        self._rest = [_units(kind.idle_w) for kind in facility.kinds]
+        self._tdp = [kind.tdp_w for kind in facility.kinds]
+        self._kind = facility.kind.tolist()
+        self._base = [
+            _units(idle_w) + devices * self._rest[kind]
+            for idle_w, devices, kind in zip(
+                facility.idle_w.tolist(), facility.n_devices.tolist(), self._kind, strict=True
+            )
+        ]
+        self._add(((node, units) for node, units in enumerate(self._base)), Fraction(0))
+
+    def _add(self, changes: Iterable[tuple[int, int]], now: Fraction) -> None:
+        by_domain: dict[int, int] = {}
+        for node, units in changes:
+            for domain in self._chain[node]:
+                by_domain[domain] = by_domain.get(domain, 0) + units
+        for domain, units in by_domain.items():
+            self._settle(domain, now)
+            self.draw[domain] += units
+            self._changed.add(domain)
+
+    def _settle(self, domain: int, now: Fraction) -> None:
+        if now != self._since[domain]:
+            self._energy[domain] += self.draw[domain] * (now - self._since[domain])
+            self._since[domain] = now
+
+    def instant_over(self) -> None:
+        """What the domains draw now they will draw for some time: let it count as a peak."""
+        for domain in self._changed:
+            self.peak[domain] = max(self.peak[domain], self.draw[domain])
+        self._changed.clear()
+
+    def node_down(self, node: int, now: Fraction) -> None:
+        """A failed node draws nothing."""
+        self._add([(node, -self._base[node])], now)
+
+    def node_up(self, node: int, now: Fraction) -> None:
+        self._add([(node, self._base[node])], now)
+
+    def job(self, job: SimJob, placing: Placing, now: Fraction, sign: int) -> None:
+        """Add a job's draw beyond rest (sign 1) or take it away (-1)."""
+        asks = job.gang.shape.asks
+        changes: list[tuple[int, int]] = []
+        for share in placing:
+            kind = self._kind[share.node]
+            tdp_w = self._tdp[kind]
+            power_w = asks[share.group].power_w
+            load = _units(tdp_w if power_w is None else min(power_w, tdp_w))
+            extra = (load - self._rest[kind]) * share.share_steps // SHARE_STEPS
+            changes.append((share.node, sign * extra * len(share.devices)))
+        self._add(changes, now)
+
+    def report(self, now: Fraction) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Peak in W and energy in Wh by domain; a facility's at its meter."""
+        peak_w, energy_wh = {}, {}
+        for position, domain in enumerate(self.facility.domains):
+            if domain.kind in ("scale_up", "leaf", "spine", "storage"):
+                continue
+            self._settle(position, now)
+            fixed, k = exact(domain.overhead_fixed_w), exact(domain.overhead_k)
+            peak_w[domain.name] = float(fixed + k * self.peak[position] / UNIT_W)
+            energy_wh[domain.name] = float((fixed * now + k * self._energy[position] / UNIT_W) / 3600)
+        return peak_w, energy_wh

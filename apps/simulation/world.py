@@ -1,0 +1,336 @@
+"""A scenario in the engine's terms: positions in canonical order, arrays over nodes, a gang for each job."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from apps.jobs.spec import Asks, ScenarioJob
+from apps.scheduling.engine.facts import (
+    NONE,
+    Ask,
+    Booking,
+    Domain,
+    Facility,
+    Gang,
+    Kind,
+    Policy,
+    Shape,
+    Team,
+)
+from apps.simulation.canonical import CanonicalOrder, canonical_order
+from apps.simulation.replay.heap import exact
+from apps.simulation.replay.progress import Saving, full_pace_length_s
+from apps.simulation.scenario import EventRow, NodeRow, Scenario, TeamRow
+
+ZERO: Final = Fraction(0)
+
+
+@dataclass(frozen=True)
+class SimJob:
+    """A job as the simulator sees it: what the engine is told, and what only the simulator knows."""
+
+    index: int  # its place in canonical order; the engine's id and sequence
+    name: str
+    row: ScenarioJob
+    gang: Gang  # as submitted
+    submit: Fraction
+    not_before: Fraction | None
+    deadline: Fraction | None
+    runtime: Fraction
+    limit: Fraction | None
+    saving: Saving | None
+    after: tuple[int, ...]
+    device_steps: int  # millionths of devices it holds
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything about a scenario that does not change while it runs."""
+
+    scenario: Scenario
+    facility: Facility  # as built
+    node_at: Mapping[str, int]
+    domain_at: Mapping[str, int]
+    team_at: Mapping[str, int]
+    job_at: Mapping[str, int]
+    kind_at: Mapping[str, int]
+    teams: tuple[Team, ...]
+    bookings: tuple[Booking, ...]
+    jobs: tuple[SimJob, ...]
+    events: tuple[EventRow, ...]  # in canonical order
+    policy: Policy
+    quota_is_checked: bool
+
+
+def build_world(scenario: Scenario) -> World:
+    """Put a scenario into the engine's terms."""
+    order = canonical_order(scenario)
+    kinds = tuple(scenario.types[row] for row in order.types)
+    kind_at = {kind.name: position for position, kind in enumerate(kinds)}
+    domain_at = {scenario.domains[row].name: position for position, row in enumerate(order.domains)}
+    facility = _facility(scenario, order, kind_at, domain_at)
+    node_at = {name: position for position, name in enumerate(facility.node_name)}
+    team_rows = [scenario.teams[row] for row in order.teams]
+    if scenario.teams:
+        team_at = {row.name: position for position, row in enumerate(team_rows)}
+    else:
+        team_at = {label: position for position, label in enumerate(order.labels)}
+    bookings, booking_at = _bookings(scenario, order, node_at, kind_at, team_at)
+    jobs = _jobs(scenario, order, kind_at, team_at, booking_at)
+    return World(
+        scenario=scenario,
+        facility=facility,
+        node_at=node_at,
+        domain_at=domain_at,
+        team_at=team_at,
+        job_at={job.name: job.index for job in jobs},
+        kind_at=kind_at,
+        teams=_teams(team_rows, order, team_at, kind_at),
+        bookings=bookings,
+        jobs=jobs,
+        events=tuple(scenario.events[row] for row in order.events),
+        policy=policy_of(scenario),
+        quota_is_checked=bool(scenario.teams),
+    )
+
+
+def policy_of(scenario: Scenario) -> Policy:
+    """The engine's policy as the scenario asks for it."""
+    row = scenario.policy
+    return Policy(
+        backfill_depth=None if row.backfill_depth == "all" else row.backfill_depth,
+        order=row.order,
+        preemption=row.preemption,
+        packing=row.packing,
+        shield_s=row.shield_s,
+    )
+
+
+def _facility(
+    scenario: Scenario, order: CanonicalOrder, kind_at: Mapping[str, int], domain_at: Mapping[str, int]
+) -> Facility:
+    numbers = scenario.numbers
+    domains = []
+    for position, index in enumerate(order.domains):
+        row = scenario.domains[index]
+        is_metered = row.kind == "facility"
+        domains.append(
+            Domain(
+                id=position,
+                name=row.name,
+                kind=row.kind,
+                parent=NONE if row.parent is None else domain_at[row.parent],
+                limit_w=inf if row.power_limit_w is None else row.power_limit_w,
+                overhead_fixed_w=numbers.overhead_fixed_w if is_metered else 0.0,
+                overhead_k=numbers.overhead_k if is_metered else 1.0,
+            )
+        )
+    rows = [scenario.nodes[row] for row, _ in order.nodes]
+    parent_leaf = {
+        row.name: row.parent
+        for row in scenario.domains
+        if row.kind == "scale_up" and row.parent is not None and domains[domain_at[row.parent]].kind == "leaf"
+    }
+
+    def leaf_of(row: NodeRow) -> str | None:
+        return row.leaf if row.leaf is not None or row.scale_up is None else parent_leaf.get(row.scale_up)
+
+    def places(names: list[str | None]) -> np.ndarray:  # type: ignore[type-arg]
+        return np.array([NONE if name is None else domain_at[name] for name in names], dtype=np.int64)
+
+    def floats(values: list[float | None]) -> np.ndarray:  # type: ignore[type-arg]
+        return np.array([inf if value is None else value for value in values], dtype=np.float64)
+
+    names_of: dict[int, list[str]] = {}
+    return Facility(
+        kinds=tuple(
+            Kind(position, kind.name, kind.memory_gib, kind.tdp_w, kind.rest_w, kind.speed)
+            for position, kind in enumerate(scenario.types[row] for row in order.types)
+        ),
+        domains=tuple(domains),
+        node_id=np.arange(len(rows), dtype=np.int64),
+        node_name=tuple(
+            names_of.setdefault(row, list(scenario.nodes[row].names()))[number] for row, number in order.nodes
+        ),
+        kind=np.array([kind_at[row.accelerator] for row in rows], dtype=np.int64),
+        n_devices=np.array([row.devices for row in rows], dtype=np.int64),
+        cpus=floats([row.cpus for row in rows]),
+        memory_gib=floats([row.memory_gib for row in rows]),
+        scale_up=places([row.scale_up for row in rows]),
+        leaf=places([leaf_of(row) for row in rows]),
+        power=places([row.power for row in rows]),
+        cooling=places([row.cooling for row in rows]),
+        storage=places([row.storage for row in rows]),
+        idle_w=floats([row.idle_w for row in rows]),
+        speed=floats([row.speed for row in rows]),
+        cluster=np.zeros(len(rows), dtype=np.int64),
+    )
+
+
+def _by_kind(quota: Mapping[str, int], kind_at: Mapping[str, int]) -> dict[int, int]:
+    return dict(sorted((kind_at[name], number) for name, number in quota.items()))
+
+
+def entitlement_of(quota: Mapping[str, int], kind_at: Mapping[str, int]) -> dict[int, int]:
+    """A quota map by position of kind."""
+    return _by_kind(quota, kind_at)
+
+
+def _teams(
+    rows: list[TeamRow], order: CanonicalOrder, team_at: Mapping[str, int], kind_at: Mapping[str, int]
+) -> tuple[Team, ...]:
+    if not rows:
+        return tuple(Team(position, label) for position, label in enumerate(order.labels))
+    return tuple(
+        Team(
+            id=position,
+            name=row.name,
+            parent=NONE if row.parent is None else team_at[row.parent],
+            weight=row.weight,
+            entitlement=_by_kind(row.quota, kind_at),
+            borrow_limit=_by_kind(row.borrow_limit, kind_at),
+            lend_limit=_by_kind(row.lend_limit, kind_at),
+        )
+        for position, row in enumerate(rows)
+    )
+
+
+def _bookings(
+    scenario: Scenario,
+    order: CanonicalOrder,
+    node_at: Mapping[str, int],
+    kind_at: Mapping[str, int],
+    team_at: Mapping[str, int],
+) -> tuple[tuple[Booking, ...], dict[str, int]]:
+    bookings = []
+    for position, index in enumerate(order.reservations):
+        row = scenario.reservations[index]
+        bookings.append(
+            Booking(
+                id=position,
+                name=row.name,
+                start_s=row.start,
+                end_s=row.end,
+                nodes=tuple(sorted(node_at[name] for name in row.nodes or ())),
+                kind=NONE if row.accelerator is None else kind_at[row.accelerator],
+                n_devices=row.devices or 0,
+                within=row.within,
+                teams=frozenset(team_at[name] for name in row.teams),
+                is_flexible=row.flexible,
+            )
+        )
+    return tuple(bookings), {booking.name: booking.id for booking in bookings}
+
+
+def _jobs(
+    scenario: Scenario,
+    order: CanonicalOrder,
+    kind_at: Mapping[str, int],
+    team_at: Mapping[str, int],
+    booking_at: Mapping[str, int],
+) -> tuple[SimJob, ...]:
+    position_of = {scenario.jobs[row].name: position for position, row in enumerate(order.jobs)}
+    user_at = {name: position for position, name in enumerate(order.users)}
+    memory = {kind_at[kind.name]: kind.memory_gib for kind in scenario.types}
+    # Of types nobody prefers, the faster first, then the smaller, so that large memory stays free.
+    speed = {kind_at[kind.name]: kind.speed for kind in scenario.types}
+    anything = sorted(memory, key=lambda kind: (-speed[kind], memory[kind], kind))
+    shapes: dict[tuple[object, ...], Shape] = {}
+    ask_of = _AskMaker(kind_at, memory, anything)
+    jobs = []
+    for position, index in enumerate(order.jobs):
+        row = scenario.jobs[index]
+        asks = tuple(ask_of(group) for group in row.all_groups)
+        booking = NONE if row.reservation is None else booking_at[row.reservation]
+        shape = shapes.setdefault((asks, booking), Shape(asks, reservation=booking))
+        saving = _saving(row)
+        runtime = exact(row.runtime)
+        work_s = full_pace_length_s(runtime, restart_s=ZERO, saving=saving)
+        gang = Gang(
+            id=position,
+            name=row.name,
+            shape=shape,
+            team=NONE if row.team is None else team_at[row.team],
+            user=NONE if row.user is None else user_at[row.user],
+            priority=row.priority,
+            submitted_s=row.submit,
+            sequence=position,
+            limit_s=inf if row.time_limit is None else row.time_limit,
+            work_s=float(work_s) if row.time_limit is None else inf,
+            not_before_s=-inf if row.not_before is None else row.not_before,
+            deadline_s=inf if row.deadline is None else row.deadline,
+            waits_for=tuple(row.after),
+            preemptible=row.preemptible,
+        )
+        jobs.append(
+            SimJob(
+                index=position,
+                name=row.name,
+                row=row,
+                gang=gang,
+                submit=exact(row.submit),
+                not_before=None if row.not_before is None else exact(row.not_before),
+                deadline=None if row.deadline is None else exact(row.deadline),
+                runtime=runtime,
+                limit=None if row.time_limit is None else exact(row.time_limit),
+                saving=saving,
+                after=tuple(position_of[name] for name in row.after),
+                device_steps=sum(
+                    group.preferred_replicas * (group.whole_devices * 1_000_000 + group.share_steps)
+                    for group in row.all_groups
+                ),
+            )
+        )
+    return tuple(jobs)
+
+
+def _saving(row: ScenarioJob) -> Saving | None:
+    if row.checkpoint is None:
+        return None
+    saving = row.checkpoint
+    return Saving(exact(saving.interval), exact(saving.cost), exact(saving.restart))
+
+
+class _AskMaker:
+    """Turns what a job row asks per replica into the engine's ask."""
+
+    def __init__(
+        self, kind_at: Mapping[str, int], memory: Mapping[int, float], anything: list[int]
+    ) -> None:
+        self.kind_at, self.memory, self.anything = kind_at, memory, anything
+
+    def __call__(self, asks: Asks) -> Ask:
+        accepted = self.anything
+        if asks.accelerators is not None:
+            accepted = [self.kind_at[name] for name in asks.accelerators]
+        enough = 0.0 if asks.min_memory_gib is None else asks.min_memory_gib
+        topology = asks.topology
+        return Ask(
+            n_replicas=asks.preferred_replicas,
+            devices=asks.whole_devices,
+            share_steps=asks.share_steps,
+            cpus=asks.cpus,
+            memory_gib=asks.memory_gib,
+            kinds=tuple(kind for kind in accepted if self.memory[kind] >= enough),
+            required=None if topology is None else topology.required,
+            preferred=None if topology is None else topology.preferred,
+            peak_w=asks.peak_w if asks.peak_w is not None else asks.power_w,
+            power_w=asks.power_w,
+        )
+
+
+def power_children(facility: Facility) -> dict[int, tuple[int, ...]]:
+    """For each domain, itself and all domains above it."""
+    chains: dict[int, tuple[int, ...]] = defaultdict(tuple)
+    for position in range(len(facility.domains)):
+        chain, at = [], position
+        while at != NONE:
+            chain.append(at)
+            at = facility.domains[at].parent
+        chains[position] = tuple(chain)
+    return chains
