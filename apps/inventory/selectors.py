@@ -1,6 +1,6 @@
 """What is known about the facility as built and the health of its nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
@@ -137,6 +137,12 @@ def leaf_map(viewer: Viewer, *, most: int, spines: Sequence[str] | None = None) 
     if len(rows) > most:
         return None
     return tuple(MapNode(id, name, spine or "", *rest) for id, name, spine, *rest in rows)
+
+
+def spines_of(node_names: Iterable[str]) -> list[str]:
+    """Names of the spine groups these nodes hang in; nodes without one are left out."""
+    names = Node.objects.filter(name__in=list(node_names), leaf__parent__isnull=False)
+    return list(names.order_by().values_list("leaf__parent__name", flat=True).distinct())
 
 
 def accelerator_type_names() -> list[str]:
