@@ -3,7 +3,6 @@
 from django.db import models
 from django.db.models import F, Q
 
-
 # PostgreSQL holds NaN to be above every number, so a check without an upper bound would let it in.
 MAX_NUMBER = 1e12
 
@@ -14,7 +13,9 @@ class AcceleratorType(models.Model):
     tdp_w = models.FloatField()
     idle_w = models.FloatField()
     speed = models.FloatField(default=1.0, help_text="Relative throughput.")
-    power_curve = models.JSONField(default=list, help_text="[[cap as a share of TDP, share of throughput], ...]")
+    power_curve = models.JSONField(
+        default=list, help_text="[[cap as a share of TDP, share of throughput], ...]"
+    )
     cap_step_w = models.FloatField(default=1.0)
     cap_settle_s = models.FloatField(default=10.0)
 
@@ -22,9 +23,16 @@ class AcceleratorType(models.Model):
         ordering = ["name"]
         constraints = [
             models.CheckConstraint(
-                condition=Q(tdp_w__gt=0, idle_w__gte=0, speed__gt=0, memory_gib__gte=0, idle_w__lte=F("tdp_w"))
+                condition=Q(
+                    tdp_w__gt=0, idle_w__gte=0, speed__gt=0, memory_gib__gte=0, idle_w__lte=F("tdp_w")
+                )
                 & Q(tdp_w__lt=MAX_NUMBER, speed__lt=MAX_NUMBER, memory_gib__lt=MAX_NUMBER)
-                & Q(cap_step_w__gt=0, cap_step_w__lt=MAX_NUMBER, cap_settle_s__gte=0, cap_settle_s__lt=MAX_NUMBER),
+                & Q(
+                    cap_step_w__gt=0,
+                    cap_step_w__lt=MAX_NUMBER,
+                    cap_settle_s__gte=0,
+                    cap_settle_s__lt=MAX_NUMBER,
+                ),
                 name="accelerator_numbers_are_sane",
             ),
         ]
@@ -43,6 +51,16 @@ class DomainKind(models.TextChoices):
     RACK = "rack"
     COOLING = "cooling"
     STORAGE = "storage"
+
+
+# Each tree's kinds, from the top down; a domain hangs below one of an earlier kind of its own tree.
+TREES = {
+    "network": (DomainKind.SPINE, DomainKind.LEAF, DomainKind.SCALE_UP),
+    "power": (DomainKind.FACILITY, DomainKind.HALL, DomainKind.ROW, DomainKind.RACK),
+    "cooling": (DomainKind.COOLING,),
+    "storage": (DomainKind.STORAGE,),
+}
+POWER_KINDS = TREES["power"]
 
 
 class Domain(models.Model):
@@ -120,7 +138,10 @@ class Node(models.Model):
     health = models.CharField(max_length=20, choices=Health.choices, default=Health.HEALTHY)
     health_reason = models.CharField(max_length=500, blank=True)
     health_since_at = models.DateTimeField(null=True, blank=True)
-    cooldown_until_at = models.DateTimeField(null=True, blank=True)
+    cooldown_until_at = models.DateTimeField(null=True, blank=True, help_text="Takes no work before.")
+    drain_asked_at = models.DateTimeField(
+        null=True, blank=True, help_text="An operator wants it empty; outlives failures."
+    )
 
     class Meta:
         ordering = ["name"]

@@ -1,0 +1,397 @@
+"""Changing the facility as built, and the health of its nodes. An actor of None is the site itself, or a monitor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+
+from apps.core.errors import InvalidInput, NameTaken, NotFound
+from apps.events.services import EventRow, record, record_many
+from apps.inventory.errors import NodeUnfit
+from apps.inventory.models import TREES, AcceleratorType, Backend, Cluster, Device, Domain, Health, Node
+from apps.teams import policies
+from apps.teams.models import User
+
+# The shape measured on A100 in training: [cap as a share of TDP, share of throughput].
+ASSUMED_POWER_CURVE: Final = ([0.5, 0.63], [0.6, 0.75], [0.7, 0.83], [0.8, 0.89], [0.9, 0.94], [1.0, 1.0])
+ASSUMED_IDLE_SHARE: Final = 0.1
+ASSUMED_CAP_STEP_SHARE: Final = 0.01
+
+# The facility as built ---------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def create_accelerator_type(
+    *,
+    name: str,
+    tdp_w: float,
+    actor: User | None,
+    at: datetime,
+    memory_gib: float = 0.0,
+    idle_w: float | None = None,
+    speed: float = 1.0,
+    power_curve: Sequence[Sequence[float]] | None = None,
+    cap_step_w: float | None = None,
+    cap_settle_s: float = 10.0,
+) -> AcceleratorType:
+    """A type of device. What is not said is assumed: idle at a tenth of TDP, the A100's curve, steps of a hundredth.
+
+    Raises:
+        InvalidInput: for a curve that does not rise, or does not end at full power and full throughput.
+    """
+    _require_admin(actor)
+    curve = [list(point) for point in (ASSUMED_POWER_CURVE if power_curve is None else power_curve)]
+    _require_curve(curve)
+    if idle_w is not None and idle_w > tdp_w:
+        raise InvalidInput.of("idle_w", "must not be over tdp_w", "out_of_range")
+    try:
+        with transaction.atomic():
+            made = AcceleratorType.objects.create(
+                name=name,
+                memory_gib=memory_gib,
+                tdp_w=tdp_w,
+                idle_w=ASSUMED_IDLE_SHARE * tdp_w if idle_w is None else idle_w,
+                speed=speed,
+                power_curve=curve,
+                cap_step_w=ASSUMED_CAP_STEP_SHARE * tdp_w if cap_step_w is None else cap_step_w,
+                cap_settle_s=cap_settle_s,
+            )
+    except IntegrityError:
+        raise NameTaken("accelerator type", name) from None
+    after = {"tdp_w": tdp_w, "memory_gib": memory_gib, "idle_w": made.idle_w, "speed": speed}
+    _record("accelerator_type.created", "accelerator_type", made, actor=actor, at=at, after=after)
+    return made
+
+
+def _require_curve(curve: Sequence[Sequence[float]]) -> None:
+    last_cap = last_pace = 0.0
+    for index, point in enumerate(curve):
+        cap, pace = point
+        if not (last_cap < cap <= 1 and last_pace <= pace <= 1 and pace > 0):
+            message = "must rise from the point before it, up to 1 and 1"
+            raise InvalidInput.of(f"power_curve[{index}]", message, "out_of_range")
+        last_cap, last_pace = cap, pace
+    if (last_cap, last_pace) != (1.0, 1.0):
+        raise InvalidInput.of("power_curve", "must end at full power and full throughput, [1, 1]")
+
+
+@transaction.atomic
+def create_domain(
+    *, name: str, kind: str, actor: User | None, at: datetime, parent: Domain | None = None
+) -> Domain:
+    """A subtree of the network, power, cooling or storage tree, below one of a wider kind of the same tree."""
+    _require_admin(actor)
+    if parent is not None:
+        _require_below(kind, parent)
+    try:
+        with transaction.atomic():
+            made = Domain.objects.create(name=name, kind=kind, parent=parent)
+    except IntegrityError:
+        raise NameTaken("domain", name) from None
+    after = {"kind": kind, "parent": None if parent is None else parent.name}
+    _record("domain.created", "domain", made, actor=actor, at=at, after=after)
+    return made
+
+
+def _require_below(kind: str, parent: Domain) -> None:
+    for kinds in TREES.values():
+        if kind in kinds and parent.kind in kinds and kinds.index(parent.kind) < kinds.index(kind):  # type: ignore[arg-type]
+            return
+    raise InvalidInput.of(
+        "parent", f"must be of a wider kind of the same tree; {parent.name} is a {parent.kind}"
+    )
+
+
+@transaction.atomic
+def create_cluster(
+    *,
+    name: str,
+    backend: str,
+    actor: User | None,
+    at: datetime,
+    config: Mapping[str, Any] | None = None,
+) -> Cluster:
+    """A set of nodes behind one backend."""
+    _require_admin(actor)
+    if backend not in Backend.values:
+        raise InvalidInput.of("backend", f"must be one of {', '.join(Backend.values)}", "not_a_choice")
+    try:
+        with transaction.atomic():
+            made = Cluster.objects.create(name=name, backend=backend, config=dict(config or {}))
+    except IntegrityError:
+        raise NameTaken("cluster", name) from None
+    # Not the configuration: it may hold what opens a backend.
+    _record("cluster.created", "cluster", made, actor=actor, at=at, after={"backend": backend})
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """A node as built: its devices, and the lowest domain of each tree it hangs in."""
+
+    name: str
+    accelerator_type: AcceleratorType
+    n_devices: int
+    cpus: float | None = None
+    memory_gib: float | None = None
+    scale_up: Domain | None = None
+    leaf: Domain | None = None
+    power: Domain | None = None
+    cooling: Domain | None = None
+    storage: Domain | None = None
+    idle_w: float = 0.0
+    speed: float = 1.0
+
+
+_TREE_OF_FIELD: Final = {
+    "scale_up": ("scale_up",),
+    "leaf": ("leaf", "spine"),
+    "power": ("rack", "row", "hall", "facility"),
+    "cooling": ("cooling",),
+    "storage": ("storage",),
+}
+
+
+def create_node(*, cluster: Cluster, facts: NodeFacts, actor: User | None, at: datetime) -> Node:
+    """A node with its devices."""
+    return create_nodes(cluster=cluster, rows=[facts], actor=actor, at=at)[0]
+
+
+@transaction.atomic
+def create_nodes(
+    *, cluster: Cluster, rows: Sequence[NodeFacts], actor: User | None, at: datetime
+) -> list[Node]:
+    """Nodes with their devices, all or none; thousands at a time."""
+    _require_admin(actor)
+    for facts in rows:
+        _require_hangs_right(facts)
+    try:
+        with transaction.atomic():
+            nodes = Node.objects.bulk_create([_node(cluster, facts, at) for facts in rows], batch_size=2000)
+    except IntegrityError:
+        names = [facts.name for facts in rows]
+        taken = Node.objects.filter(name__in=names).order_by("name").first()
+        twice = next((name for name in names if names.count(name) > 1), "") if taken is None else ""
+        raise NameTaken("node", twice if taken is None else taken.name) from None
+    Device.objects.bulk_create(
+        [Device(node=node, index=index) for node in nodes for index in range(node.n_devices)], batch_size=5000
+    )
+    record_many(
+        [
+            EventRow(
+                kind="node.created",
+                subject_kind="node",
+                subject_id=node.pk,
+                subject_name=node.name,
+                actor=actor,
+                at=at,
+                is_audit=True,
+                after={
+                    "cluster": cluster.name,
+                    "accelerator_type": node.accelerator_type.name,
+                    "n_devices": node.n_devices,
+                },
+            )
+            for node in nodes
+        ]
+    )
+    return nodes
+
+
+def _require_hangs_right(facts: NodeFacts) -> None:
+    for field, kinds in _TREE_OF_FIELD.items():
+        domain: Domain | None = getattr(facts, field)
+        if domain is not None and domain.kind not in kinds:
+            message = f"must be a {' or '.join(kinds)}; {domain.name} is a {domain.kind}"
+            raise InvalidInput.of(field, message, "not_a_choice")
+
+
+def _node(cluster: Cluster, facts: NodeFacts, at: datetime) -> Node:
+    return Node(
+        cluster=cluster,
+        name=facts.name,
+        accelerator_type=facts.accelerator_type,
+        n_devices=facts.n_devices,
+        cpus=facts.cpus,
+        memory_gib=facts.memory_gib,
+        scale_up=facts.scale_up,
+        leaf=facts.leaf,
+        power=facts.power,
+        cooling=facts.cooling,
+        storage=facts.storage,
+        idle_w=facts.idle_w,
+        speed=facts.speed,
+        health_since_at=at,
+    )
+
+
+# Health ------------------------------------------------------------------------------------------------------------
+
+REPORTED: Final = (Health.HEALTHY, Health.SUSPECT, Health.FAILED)
+
+
+@transaction.atomic
+def drain_node(*, node_id: int, actor: User | None, at: datetime, reason: str = "") -> Node:
+    """Let a node's work end and give it no more. Draining twice changes nothing the second time."""
+    _require_may_operate(actor)
+    node = _locked(node_id)
+    if node.drain_asked_at is not None:
+        return node
+    before = _health_of(node)
+    node.drain_asked_at = at
+    if node.health != Health.FAILED:
+        _set_health(node, Health.DRAINING if _is_claimed(node) else Health.DRAINED, reason, at)
+    node.save(update_fields=[*_HEALTH_FIELDS, "drain_asked_at"])
+    _record_health("node.drain_requested", node, before, actor=actor, at=at, reason=reason)
+    return node
+
+
+@transaction.atomic
+def resume_node(*, node_id: int, actor: User | None, at: datetime, reason: str = "") -> Node:
+    """Give a node work again: after a drain, after a failure that was mended, or before its cool-down is over."""
+    _require_may_operate(actor)
+    node = _locked(node_id)
+    before = _health_of(node)
+    node.drain_asked_at = None
+    node.cooldown_until_at = None
+    if node.health != Health.HEALTHY:
+        _set_health(node, Health.HEALTHY, reason, at)
+    if _health_of(node) == before:
+        return node
+    node.save(update_fields=[*_HEALTH_FIELDS, "drain_asked_at"])
+    _record_health("node.resumed", node, before, actor=actor, at=at, reason=reason)
+    return node
+
+
+@transaction.atomic
+def report_health(
+    *,
+    node_id: int,
+    health: str,
+    reason: str,
+    actor: User | None,
+    at: datetime,
+    cooldown_s: float = 0.0,
+) -> Node:
+    """Write down what a monitor (or an operator) sees: healthy, suspect or failed.
+
+    A node that an operator drains stays drained when it is well again. One that failed takes work again
+    `cooldown_s` after it came back. The same report twice changes nothing the second time.
+    """
+    _require_may_operate(actor)
+    if health not in REPORTED:
+        raise InvalidInput.of("health", f"must be one of {', '.join(REPORTED)}", "not_a_choice")
+    node = _locked(node_id)
+    before = _health_of(node)
+    wanted: str = health
+    if node.drain_asked_at is not None and health != Health.FAILED:
+        wanted = Health.DRAINING if _is_claimed(node) else Health.DRAINED
+    if node.health == Health.FAILED and health != Health.FAILED:
+        node.cooldown_until_at = at + timedelta(seconds=cooldown_s) if cooldown_s > 0 else None
+    if node.health != wanted:
+        _set_health(node, wanted, reason, at)
+    elif reason:
+        node.health_reason = reason
+    if _health_of(node) == before:
+        return node
+    node.save(update_fields=list(_HEALTH_FIELDS))
+    _record_health("node.health_changed", node, before, actor=actor, at=at, reason=reason)
+    return node
+
+
+@transaction.atomic
+def settle_draining(*, at: datetime, node_ids: Sequence[int] | None = None) -> list[Node]:
+    """Nodes whose last work has ended are drained. Called when work ends, and by the slow beat."""
+    draining: QuerySet[Node] = Node.objects.filter(health=Health.DRAINING)
+    if node_ids is not None:
+        draining = draining.filter(pk__in=node_ids)
+    empty = list(
+        draining.exclude(devices__claimed_share__gt=0)
+        .order_by("pk")
+        .select_for_update(of=("self",), no_key=True)
+    )
+    for node in empty:
+        before = _health_of(node)
+        _set_health(node, Health.DRAINED, node.health_reason, at)
+        node.save(update_fields=list(_HEALTH_FIELDS))
+        _record_health("node.drained", node, before, actor=None, at=at)
+    return empty
+
+
+def require_fit(node: Node) -> None:
+    """Refuse to hand out a node that takes no work."""
+    if node.health not in (Health.HEALTHY, Health.SUSPECT):
+        raise NodeUnfit(f"{node.name} is {node.health}.", node=node.name, health=node.health)
+
+
+_HEALTH_FIELDS: Final = ("health", "health_reason", "health_since_at", "cooldown_until_at")
+
+
+def _set_health(node: Node, health: str, reason: str, at: datetime) -> None:
+    node.health, node.health_reason, node.health_since_at = health, reason, at
+
+
+def _is_claimed(node: Node) -> bool:
+    return Device.objects.filter(node=node, claimed_share__gt=0).exists()
+
+
+def _health_of(node: Node) -> dict[str, Any]:
+    return {
+        "health": str(node.health),
+        "reason": node.health_reason,
+        "is_drain_asked": node.drain_asked_at is not None,
+        "cooldown_until_at": None if node.cooldown_until_at is None else node.cooldown_until_at.isoformat(),
+    }
+
+
+def _record_health(
+    kind: str, node: Node, before: Mapping[str, Any], *, actor: User | None, at: datetime, reason: str = ""
+) -> None:
+    record(
+        kind,
+        subject_kind="node",
+        subject_id=node.pk,
+        subject_name=node.name,
+        actor=actor,
+        at=at,
+        is_audit=actor is not None,
+        reason=reason,
+        before=before,
+        after=_health_of(node),
+        data={"cluster_id": node.cluster_id},
+    )
+
+
+def _locked(node_id: int) -> Node:
+    node = Node.objects.select_for_update(no_key=True).filter(pk=node_id).first()
+    if node is None:
+        raise NotFound("There is no such node.")
+    return node
+
+
+def _record(
+    kind: str, subject_kind: str, made: Any, *, actor: User | None, at: datetime, after: Mapping[str, Any]
+) -> None:
+    record(
+        kind,
+        subject_kind=subject_kind,
+        subject_id=made.pk,
+        subject_name=made.name,
+        actor=actor,
+        at=at,
+        is_audit=True,
+        after=after,
+    )
+
+
+def _require_admin(actor: User | None) -> None:
+    if actor is not None:
+        policies.require_admin(actor)
+
+
+def _require_may_operate(actor: User | None) -> None:
+    if actor is not None:
+        policies.require_may_operate(actor)
