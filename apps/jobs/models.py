@@ -20,7 +20,8 @@ class JobArray(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(size__gte=1) & (Q(max_running=None) | Q(max_running__gte=1)), name="array_counts_are_positive"
+                condition=Q(size__gte=1) & (Q(max_running=None) | Q(max_running__gte=1)),
+                name="array_counts_are_positive",
             )
         ]
 
@@ -32,11 +33,15 @@ class Job(models.Model):
     user = models.ForeignKey(User, models.PROTECT, related_name="jobs")
     name = models.CharField(max_length=120)
     spec = models.JSONField(help_text="A jobs.spec.JobRequest, without command, script, env and workdir.")
-    private = models.JSONField(default=dict, help_text="command, script, env, workdir: for the team's eyes only.")
+    private = models.JSONField(
+        default=dict, help_text="command, script, env, workdir: for the team's eyes only."
+    )
     shape = models.CharField(max_length=24, help_text="Jobs of one shape fit or fail together.")
     n_devices = models.DecimalField(max_digits=16, decimal_places=6, help_text="At the preferred size.")
     priority = models.IntegerField(default=0)
-    cluster = models.ForeignKey(Cluster, models.PROTECT, null=True, blank=True, related_name="jobs", help_text="Only there.")
+    cluster = models.ForeignKey(
+        Cluster, models.PROTECT, null=True, blank=True, related_name="jobs", help_text="Only there."
+    )
     array = models.ForeignKey(JobArray, models.PROTECT, null=True, blank=True, related_name="jobs")
     array_index = models.PositiveIntegerField(null=True, blank=True)
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)
@@ -44,8 +49,12 @@ class Job(models.Model):
     submitted_at = models.DateTimeField()
     not_before_at = models.DateTimeField(null=True, blank=True)
     deadline_at = models.DateTimeField(null=True, blank=True)
-    time_limit_s = models.FloatField(null=True, blank=True, help_text="Counts running time only, over all attempts.")
-    runtime_s = models.FloatField(null=True, blank=True, help_text="Declared run time; simulated clusters play it.")
+    time_limit_s = models.FloatField(
+        null=True, blank=True, help_text="Counts running time only, over all attempts."
+    )
+    runtime_s = models.FloatField(
+        null=True, blank=True, help_text="Declared run time; simulated clusters play it."
+    )
 
     is_held = models.BooleanField(default=False)
     held_by = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
@@ -57,7 +66,9 @@ class Job(models.Model):
     state_at = models.DateTimeField(help_text="In this state since.")
     queued_at = models.DateTimeField(help_text="In the queue since (last time).")
     first_started_at = models.DateTimeField(null=True, blank=True)
-    started_at = models.DateTimeField(null=True, blank=True, help_text="Start of the current or last attempt.")
+    started_at = models.DateTimeField(
+        null=True, blank=True, help_text="Start of the current or last attempt."
+    )
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     end_code = models.CharField(max_length=60, blank=True, help_text="Stable code of why it ended.")
@@ -72,9 +83,13 @@ class Job(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["team", "idempotency_key"], name="one_job_an_idempotency_key_and_team"),
+            models.UniqueConstraint(
+                fields=["team", "idempotency_key"], name="one_job_an_idempotency_key_and_team"
+            ),
             models.UniqueConstraint(fields=["array", "array_index"], name="one_job_an_array_index"),
-            models.CheckConstraint(condition=Q(state__in=[s.value for s in State]), name="job_state_is_known"),
+            models.CheckConstraint(
+                condition=Q(state__in=[s.value for s in State]), name="job_state_is_known"
+            ),
             models.CheckConstraint(
                 condition=Q(n_devices__gte=0)
                 & (Q(time_limit_s=None) | Q(time_limit_s__gt=0))
@@ -83,7 +98,8 @@ class Job(models.Model):
                 name="job_numbers_are_sane",
             ),
             models.CheckConstraint(
-                condition=Q(state__in=sorted(s.value for s in ENDED)) ^ Q(ended_at=None), name="job_ended_has_an_end"
+                condition=Q(state__in=sorted(s.value for s in ENDED)) ^ Q(ended_at=None),
+                name="job_ended_has_an_end",
             ),
         ]
         indexes = [
@@ -91,7 +107,9 @@ class Job(models.Model):
             models.Index(fields=["state", "-submitted_at", "-id"], name="job_by_state"),
             models.Index(fields=["team", "state", "-id"], name="job_by_team"),
             models.Index(fields=["user", "-id"], name="job_by_user"),
-            models.Index(fields=["name", "id"], name="job_by_name", opclasses=["varchar_pattern_ops", "int8_ops"]),
+            models.Index(
+                fields=["name", "id"], name="job_by_name", opclasses=["varchar_pattern_ops", "int8_ops"]
+            ),
         ]
 
     def __str__(self) -> str:
@@ -150,7 +168,9 @@ class Allocation(models.Model):
 
     desired_state = models.CharField(max_length=10, choices=Desired.choices, default=Desired.RUN)
     desired_power_cap_share = models.FloatField(default=1.0, help_text="Share of TDP.")
-    stop_cause = models.CharField(max_length=12, choices=StopCause.choices, default=StopCause.NONE, blank=True)
+    stop_cause = models.CharField(
+        max_length=12, choices=StopCause.choices, default=StopCause.NONE, blank=True
+    )
     stop_at = models.DateTimeField(null=True, blank=True)
     grace_s = models.FloatField(default=10.0)
 
@@ -162,14 +182,18 @@ class Allocation(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["job"], condition=Q(ended_at=None), name="one_open_allocation_per_job"),
+            models.UniqueConstraint(
+                fields=["job"], condition=Q(ended_at=None), name="one_open_allocation_per_job"
+            ),
             models.UniqueConstraint(fields=["job", "fence"], name="one_allocation_a_job_and_fence"),
             models.CheckConstraint(
-                condition=Q(desired_power_cap_share__gt=0, desired_power_cap_share__lte=1), name="cap_is_a_share"
+                condition=Q(desired_power_cap_share__gt=0, desired_power_cap_share__lte=1),
+                name="cap_is_a_share",
             ),
         ]
         indexes = [
             models.Index(fields=["cluster", "id"], name="allocation_open", condition=Q(ended_at=None)),
+            models.Index(fields=["ended_at"], name="allocation_by_end", condition=Q(ended_at__isnull=False)),
         ]
 
 

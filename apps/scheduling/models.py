@@ -29,11 +29,17 @@ class Pass(models.Model):
     n_queued = models.PositiveIntegerField(default=0)
     n_started = models.PositiveIntegerField(default=0)
     n_waiting = models.PositiveIntegerField(default=0)
-    n_dropped = models.PositiveIntegerField(default=0, help_text="Decisions gone stale before they were written.")
-    is_refused = models.BooleanField(default=False, help_text="The checker found a broken rule; nothing was written.")
+    n_dropped = models.PositiveIntegerField(
+        default=0, help_text="Decisions gone stale before they were written."
+    )
+    is_refused = models.BooleanField(
+        default=False, help_text="The checker found a broken rule; nothing was written."
+    )
     faults = models.JSONField(default=list)
     phase_ms = models.JSONField(default=dict, help_text="Milliseconds by phase: load, plan, check, commit.")
-    next_boundary_at = models.DateTimeField(null=True, blank=True, help_text="Plan again then, even if nothing happens.")
+    next_boundary_at = models.DateTimeField(
+        null=True, blank=True, help_text="Plan again then, even if nothing happens."
+    )
     summary = models.JSONField(default=dict, help_text="Waiting jobs and devices by reason, and the like.")
 
     class Meta:
@@ -66,7 +72,9 @@ class Forecast(models.Model):
     placement = models.JSONField(default=list)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(expected_start_at__gte=F("made_at")), name="forecast_is_ahead")]
+        constraints = [
+            models.CheckConstraint(condition=Q(expected_start_at__gte=F("made_at")), name="forecast_is_ahead")
+        ]
         indexes = [models.Index(fields=["job", "-made_at"], name="forecast_by_job")]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.db import connection
 from django.db.models import QuerySet
 
-from apps.jobs.lifecycle import ENDED, State
+from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
 from apps.scheduling.engine.facts import Policy
 from apps.scheduling.models import Pass, PolicySetting, Reason, UtilizationSample
@@ -21,6 +21,7 @@ _IRRELEVANT: Final = (
     "forecast.%",
     "job.started",
     "pass.%",
+    "power.reading%",
     "session.%",
     "token.%",
     "user.%",

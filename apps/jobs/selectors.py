@@ -1,0 +1,289 @@
+"""What is known about jobs, and who may know it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from django.db import connection
+from django.db.models import Count, Q, QuerySet, Sum
+
+from apps.jobs.lifecycle import ENDED, HOLDING, State
+from apps.jobs.models import Allocation, Job
+from apps.jobs.spec import JobRequest
+from apps.teams import policies as teams
+from apps.teams.models import User
+
+ORDERS: Final[dict[str, tuple[str, ...]]] = {
+    "newest": ("-submitted_at", "-id"),
+    "oldest": ("submitted_at", "id"),
+    "priority": ("-priority", "submitted_at", "id"),
+    "name": ("name", "id"),
+}
+
+
+def jobs_visible_to(viewer: User) -> QuerySet[Job]:
+    """Jobs this person may see; every list and every detail starts here.
+
+    Everyone signed in sees the whole queue, without the private part of other teams' jobs.
+    """
+    return Job.objects.all() if viewer.is_authenticated else Job.objects.none()
+
+
+def is_of_the_team(viewer: User, job: Job) -> bool:
+    """A member of the job's team, or a lead of a team above it."""
+    return teams.is_member(viewer, job.team) or teams.is_lead(viewer, job.team)
+
+
+def may_see_private(viewer: User, job: Job) -> bool:
+    """Command, script, environment, working folder, and what happened to the job."""
+    return (
+        is_of_the_team(viewer, job)
+        or teams.is_admin(viewer)
+        or teams.is_auditor(viewer)
+        or teams.may_operate(viewer)
+    )
+
+
+def may_read_logs(viewer: User, job: Job) -> bool:
+    """What the job printed: its team and administrators; operators and auditors never."""
+    return is_of_the_team(viewer, job) or teams.is_admin(viewer)
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What a list of jobs is narrowed down to."""
+
+    states: tuple[str, ...] = ()
+    team: str = ""
+    user: str = ""
+    name_prefix: str = ""
+    reason: str = ""
+    cluster: str = ""
+
+
+def queue_rows(viewer: User, filters: Filters = Filters()) -> QuerySet[Job]:
+    """Jobs for a list, with team, user, cluster and reason at hand and the long columns left out."""
+    rows = (
+        jobs_visible_to(viewer).select_related("team", "user", "cluster", "reason", "array").defer("private")
+    )
+    if filters.states:
+        rows = rows.filter(state__in=filters.states)
+    if filters.team:
+        rows = rows.filter(team__name=filters.team)
+    if filters.user:
+        rows = rows.filter(user__username=filters.user)
+    if filters.name_prefix:
+        rows = rows.filter(name__startswith=filters.name_prefix)
+    if filters.cluster:
+        rows = rows.filter(
+            Q(cluster__name=filters.cluster)
+            | Q(allocations__cluster__name=filters.cluster, allocations__ended_at=None)
+        ).distinct()
+    if filters.reason == "held":
+        rows = rows.filter(state=State.QUEUED).filter(Q(is_held=True) | Q(reason__code="held"))
+    elif filters.reason:
+        # Reasons stay behind when a job leaves the queue; only those of waiting jobs count.
+        rows = rows.filter(state=State.QUEUED, is_held=False, reason__code=filters.reason)
+    return rows
+
+
+def job_counts(viewer: User) -> dict[str, int]:
+    """Jobs by state; states without jobs are there with 0."""
+    counts = dict(jobs_visible_to(viewer).order_by().values_list("state").annotate(n=Count("id")))
+    return {state.value: counts.get(state.value, 0) for state in State}
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingByReason:
+    code: str
+    n_jobs: int
+    n_devices: Decimal
+
+
+def waiting_by_reason(viewer: User) -> tuple[WaitingByReason, ...]:
+    """How many jobs and devices wait for what; jobs no pass has looked at yet are `new`."""
+    rows = (
+        jobs_visible_to(viewer)
+        .filter(state=State.QUEUED)
+        .order_by()
+        .values_list("reason__code")
+        .annotate(n_jobs=Count("id"), n_devices=Sum("n_devices"))
+    )
+    return tuple(
+        sorted(
+            (
+                WaitingByReason(code or "new", n_jobs, n_devices or Decimal(0))
+                for code, n_jobs, n_devices in rows
+            ),
+            key=lambda row: (-row.n_jobs, row.code),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """An allocation's share on one node, as people read it."""
+
+    node: str
+    group: str
+    n_replicas: int
+    first_rank: int
+    devices: tuple[int, ...]
+    share: Decimal  # of each of these devices
+    cpus: float
+    memory_gib: float
+    peak_w: float
+
+
+def open_allocation(job: Job) -> Allocation | None:
+    """The attempt under way."""
+    return Allocation.objects.select_related("cluster").filter(job=job, ended_at=None).first()
+
+
+def attempts(job: Job) -> QuerySet[Allocation]:
+    """All attempts, the newest first."""
+    return Allocation.objects.filter(job=job).select_related("cluster").order_by("-fence")
+
+
+def node_shares(
+    allocation_ids: Sequence[int], group_names: Sequence[str] = ()
+) -> dict[int, tuple[NodeShare, ...]]:
+    """Where each of these allocations lies (or lay), by node and group in rank order; one query."""
+    found: dict[int, list[NodeShare]] = {allocation_id: [] for allocation_id in allocation_ids}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT placement.allocation_id, node.name, placement.group_index, placement.n_replicas,"
+            " placement.first_rank, placement.cpus, placement.memory_gib, placement.peak_w, claim.share,"
+            " array_agg(device.index ORDER BY device.index) FILTER (WHERE device.id IS NOT NULL)"
+            " FROM jobs_placement placement JOIN inventory_node node ON node.id = placement.node_id"
+            " LEFT JOIN jobs_deviceclaim claim ON claim.placement_id = placement.id"
+            " LEFT JOIN inventory_device device ON device.id = claim.device_id"
+            " WHERE placement.allocation_id = ANY(%s)"
+            " GROUP BY placement.id, node.name, claim.share"
+            " ORDER BY placement.allocation_id, placement.group_index, placement.first_rank, node.name, claim.share",
+            [list(allocation_ids)],
+        )
+        for (
+            allocation_id,
+            node,
+            group,
+            n_replicas,
+            rank,
+            cpus,
+            memory_gib,
+            peak_w,
+            share,
+            devices,
+        ) in cursor.fetchall():
+            name = group_names[group] if group < len(group_names) else ""
+            found[allocation_id].append(
+                NodeShare(
+                    node,
+                    name,
+                    n_replicas,
+                    rank,
+                    tuple(devices or ()),
+                    share or Decimal(0),
+                    cpus,
+                    memory_gib,
+                    peak_w,
+                )
+            )
+    return {allocation_id: tuple(shares) for allocation_id, shares in found.items()}
+
+
+def group_names(job: Job) -> tuple[str, ...]:
+    """Names of its replica groups, in order; empty for the flat form."""
+    return tuple(group["name"] for group in job.spec.get("groups", ()))
+
+
+def wait_s(job: Job, at: datetime) -> float:
+    """Seconds it waited for its first start, or waits already."""
+    end = job.first_started_at or job.ended_at or at
+    return max(0.0, (end - job.submitted_at).total_seconds())
+
+
+def run_s(job: Job, at: datetime) -> float:
+    """Running time over all attempts."""
+    if job.state in HOLDING and job.state != State.STARTING and job.started_at is not None:
+        return job.ran_s + max(0.0, (at - job.started_at).total_seconds())
+    return job.ran_s
+
+
+def last_request(job: Job) -> dict[str, Any]:
+    """All fields of the request with their defaults, without the private part."""
+    request = JobRequest.model_validate(job.spec)
+    return request.model_dump(mode="json", exclude={"command", "script", "env", "workdir"})
+
+
+def is_ended(job: Job) -> bool:
+    return job.state in ENDED
+
+
+def ledger_faults(*, most: int = 100) -> list[str]:
+    """Everything about the ledger that must never be true and is; each as a sentence. Empty: all is well."""
+    holding = sorted(HOLDING)
+    checks: list[tuple[str, str, list[Any]]] = [
+        (
+            "device {0} says that {1} of it is claimed, its open claims add up to {2}",
+            "SELECT device.id, device.claimed_share, coalesce(sum(claim.share), 0) FROM inventory_device device"
+            " LEFT JOIN jobs_deviceclaim claim ON claim.device_id = device.id AND claim.released_at IS NULL"
+            " GROUP BY device.id HAVING device.claimed_share <> coalesce(sum(claim.share), 0)",
+            [],
+        ),
+        (
+            "claim {0} on device {1} is open, but its allocation {2} has ended",
+            "SELECT claim.id, claim.device_id, allocation.id FROM jobs_deviceclaim claim"
+            " JOIN jobs_placement placement ON placement.id = claim.placement_id"
+            " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
+            " WHERE claim.released_at IS NULL AND allocation.ended_at IS NOT NULL",
+            [],
+        ),
+        (
+            "claim {0} on device {1} was released, but its allocation {2} is open",
+            "SELECT claim.id, claim.device_id, allocation.id FROM jobs_allocation allocation"
+            " JOIN jobs_placement placement ON allocation.id = placement.allocation_id"
+            " JOIN jobs_deviceclaim claim ON placement.id = claim.placement_id"
+            " WHERE claim.released_at IS NOT NULL AND allocation.ended_at IS NULL",
+            [],
+        ),
+        (
+            "job {0} has {1} open allocations",
+            "SELECT job_id, count(*) FROM jobs_allocation WHERE ended_at IS NULL GROUP BY job_id HAVING count(*) > 1",
+            [],
+        ),
+        (
+            "job {0} is {1} without an open allocation",
+            "SELECT job.id, job.state FROM jobs_job job WHERE job.state = ANY(%s) AND NOT EXISTS"
+            " (SELECT 1 FROM jobs_allocation a WHERE a.job_id = job.id AND a.ended_at IS NULL)",
+            [holding],
+        ),
+        (
+            "job {0} is {1} with open allocation {2}",
+            "SELECT job.id, job.state, allocation.id FROM jobs_allocation allocation"
+            " JOIN jobs_job job ON job.id = allocation.job_id"
+            " WHERE allocation.ended_at IS NULL AND NOT job.state = ANY(%s)",
+            [holding],
+        ),
+        (
+            "allocation {0} is open and has no placement",
+            "SELECT allocation.id FROM jobs_allocation allocation WHERE allocation.ended_at IS NULL AND NOT EXISTS"
+            " (SELECT 1 FROM jobs_placement placement WHERE placement.allocation_id = allocation.id)",
+            [],
+        ),
+        (
+            "job {0} waits for job {1}, which has not succeeded, and is {2}",
+            "SELECT job.id, dependency.after_id, job.state FROM jobs_dependency dependency"
+            " JOIN jobs_job job ON job.id = dependency.job_id JOIN jobs_job after ON after.id = dependency.after_id"
+            " WHERE job.state = ANY(%s) AND after.state <> 'succeeded'",
+            [holding],
+        ),
+    ]
+    faults: list[str] = []
+    with connection.cursor() as cursor:
+        for sentence, query, parameters in checks:
+            cursor.execute(f"{query} LIMIT {int(most)}", parameters)
+            faults += [sentence.format(*row) for row in cursor.fetchall()]
+    return faults

@@ -1,0 +1,996 @@
+"""The only hands that write the ledger: jobs, allocations, placements and claims on devices.
+
+Locks are always taken in one order, so that no two callers wait for each other: jobs by id, then allocations,
+then devices by id. Everything may be called twice; the second time changes nothing.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import Any, Final, Literal
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Max
+from django.utils.module_loading import import_string
+
+from apps.events.services import EventRow, record_many
+from apps.inventory.models import AcceleratorType, Cluster, Health, Node
+from apps.jobs import intake, policies
+from apps.jobs.errors import Fault, NoSuchJob, NotNow, OverCeiling, Refused, Stale
+from apps.jobs.lifecycle import ENDED, HOLDING, State, Trigger, follow
+from apps.jobs.models import (
+    Allocation,
+    Dependency,
+    Desired,
+    Job,
+    JobArray,
+    Observed,
+    Placement,
+    StopCause,
+)
+from apps.jobs.spec import JobRequest, ReplicaRange
+from apps.reservations.models import Reservation
+from apps.staging.models import Dataset
+from apps.teams.models import Team, User
+
+MAX_JOBS_AT_ONCE: Final = 10_000
+MAX_START_FAILURES: Final = 5
+MAX_NODE_LOSSES: Final = 10
+BACKOFF_S: Final = 10.0
+MAX_BACKOFF_S: Final = 600.0
+
+Outcome = Literal["succeeded", "failed", "cancelled", "timed_out", "vacated", "start_failed", "node_lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an allocation gets on one node for one replica group."""
+
+    node_id: int
+    group_index: int
+    n_replicas: int
+    first_rank: int
+    device_shares: tuple[tuple[int, Decimal], ...]  # (device index, share of it)
+    cpus: float = 0.0
+    memory_gib: float = 0.0
+    peak_w: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A start the scheduler decided on."""
+
+    job_id: int
+    cluster_id: int
+    placements: tuple[Grant, ...]
+    why: Mapping[str, Any] = field(default_factory=dict)
+    power_cap_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of a batch of decisions."""
+
+    allocations: tuple[Allocation, ...]
+    stale: tuple[tuple[int, str], ...]  # (job id, what was no longer so)
+
+
+# Submission ------------------------------------------------------------------------------------------------------
+
+
+def submit_job(*, request: JobRequest, actor: User, at: datetime, idempotency_key: str | None = None) -> Job:
+    """Put one job in the queue; of an array the first is returned."""
+    return submit_jobs(requests=[request], actor=actor, at=at, idempotency_key=idempotency_key)[0]
+
+
+@transaction.atomic
+def submit_jobs(
+    *,
+    requests: Sequence[JobRequest],
+    actor: User,
+    at: datetime,
+    idempotency_key: str | None = None,
+    path: str = "",
+) -> list[Job]:
+    """Put jobs in the queue, all or none; arrays unfold.
+
+    Args:
+        path: Where the requests stood in what the user sent (`jobs`), for the paths of faults: `jobs[3].team`.
+
+    Raises:
+        Refused: with every fault found, if any request names what is not there or is not this person's to ask.
+        Infeasible: if the empty facility could not hold one of them.
+    """
+    if not requests:
+        return []
+    n_jobs = sum(request.array.size if request.array else 1 for request in requests)
+    keys: list[str | None] = [None] * n_jobs
+    if idempotency_key is not None:
+        keys = [f"{actor.pk}:{idempotency_key}"[:200] + f"#{number}" for number in range(n_jobs)]
+        known = _submitted_before(keys)
+        if known:
+            return known
+    try:
+        names = _require_sound(requests, actor, at)
+    except Refused as refused:
+        raise refused.under(path) from None
+    jobs: list[Job] = []
+    waits: list[tuple[Job, int]] = []
+    for request in requests:
+        row = names.row(request, actor, at)
+        array = None
+        if request.array is not None:
+            array = JobArray.objects.create(size=request.array.size, max_running=request.array.max_running)
+        for array_index in range(request.array.size) if request.array is not None else (None,):
+            job = Job(**row, array=array, array_index=array_index, idempotency_key=keys[len(jobs)])
+            jobs.append(job)
+            waits += [(job, after) for after in request.after]
+    Job.objects.bulk_create(jobs)
+    Dependency.objects.bulk_create([Dependency(job=job, after_id=after) for job, after in waits])
+    record_many([_event("job.submitted", job, at=at, actor=actor, is_audit=True) for job in jobs])
+    lost = [after for after in names.jobs.values() if after.state in ENDED and after.state != State.SUCCEEDED]
+    if lost:
+        _cancel_never_satisfied(lost, at=at)
+        fresh = Job.objects.in_bulk([job.pk for job in jobs])
+        jobs = [fresh[job.pk] for job in jobs]
+    return jobs
+
+
+def _submitted_before(keys: Sequence[str | None]) -> list[Job]:
+    """The jobs of an earlier submission with these keys. Of two that come at once, the later waits here."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"submit:{keys[0]}"])
+    return list(Job.objects.filter(idempotency_key__in=keys).order_by("id"))
+
+
+def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) -> "_Names":
+    names = _Names(requests)
+    faults = [
+        fault for index, request in enumerate(requests) for fault in names.faults(index, request, actor, at)
+    ]
+    n_jobs = 0
+    for index, request in enumerate(requests):
+        n_jobs += request.array.size if request.array else 1
+        if n_jobs > MAX_JOBS_AT_ONCE:
+            message = f"makes more than {MAX_JOBS_AT_ONCE} jobs at once"
+            faults.append(Fault("array.size", "too_many", message, index))
+            break
+    if faults:
+        raise Refused(faults)
+    _require_possible(requests)
+    return names
+
+
+class _Names:
+    """Everything a batch of requests names, read once."""
+
+    def __init__(self, requests: Sequence[JobRequest]) -> None:
+        teams = {request.team for request in requests}
+        self.teams = {team.name: team for team in Team.objects.filter(name__in=teams)}
+        clusters = {request.cluster for request in requests if request.cluster is not None}
+        self.clusters = {c.name: c for c in Cluster.objects.filter(name__in=clusters)} if clusters else {}
+        kinds = {
+            kind for request in requests for group in request.all_groups for kind in group.accelerators or ()
+        }
+        self.kinds = frozenset(
+            AcceleratorType.objects.filter(name__in=kinds).values_list("name", flat=True) if kinds else ()
+        )
+        datasets = {name for request in requests for name in request.datasets}
+        self.datasets = frozenset(
+            Dataset.objects.filter(name__in=datasets).values_list("name", flat=True) if datasets else ()
+        )
+        bookings = {request.reservation for request in requests if request.reservation is not None}
+        self.bookings = (
+            {
+                booking.name: booking
+                for booking in Reservation.objects.filter(
+                    name__in=bookings, cancelled_at=None
+                ).prefetch_related("teams")
+            }
+            if bookings
+            else {}
+        )
+        after = {job_id for request in requests for job_id in request.after}
+        self.jobs = Job.objects.only("id", "team_id", "state").in_bulk(after) if after else {}
+        self._may_submit = cache(policies.may_submit_to)
+        self._inner = frozenset(
+            Team.objects.filter(parent__in=self.teams.values()).values_list("parent_id", flat=True)
+        )
+
+    def faults(self, index: int, request: JobRequest, actor: User, at: datetime) -> Iterable[Fault]:
+        team = self.teams.get(request.team)
+        if team is None or not self._may_submit(actor, team):
+            # One answer for both: whether the team exists is not told.
+            yield Fault("team", "unknown_team", "is not a team you may submit to", index)
+            return
+        if team.pk in self._inner:
+            yield Fault("team", "not_a_leaf", f"{team.name} has teams below it; name one of those", index)
+        try:
+            policies.require_within_ceiling(actor, team, request.priority)
+        except OverCeiling as error:
+            yield Fault("priority", "over_ceiling", error.message, index)
+        if request.user is not None and request.user != actor.get_username():
+            yield Fault("user", "not_you", "must be absent or your own name", index)
+        if request.cluster is not None and request.cluster not in self.clusters:
+            yield Fault("cluster", "unknown_cluster", f"there is no cluster {request.cluster!r}", index)
+        for number, group in enumerate(request.all_groups):
+            prefix = "" if request.groups is None else f"groups[{number}]."
+            for position, kind in enumerate(group.accelerators or ()):
+                if kind not in self.kinds:
+                    path = f"{prefix}accelerators[{position}]"
+                    yield Fault(path, "unknown_accelerator", f"there is no accelerator type {kind!r}", index)
+        for position, name in enumerate(request.datasets):
+            if name not in self.datasets:
+                yield Fault(
+                    f"datasets[{position}]", "unknown_dataset", f"there is no dataset {name!r}", index
+                )
+        for position, job_id in enumerate(request.after):
+            after = self.jobs.get(job_id)
+            if after is None or after.team_id != team.pk:
+                yield Fault(f"after[{position}]", "unknown_job", f"{team.name} has no job {job_id}", index)
+            elif job_id in request.after[:position]:
+                yield Fault(f"after[{position}]", "invalid", f"job {job_id} is already named", index)
+        if request.reservation is not None:
+            yield from self._reservation_faults(index, request, team, at)
+        if request.not_before and request.deadline and request.deadline <= request.not_before:
+            yield Fault("deadline", "invalid", "must be after not_before", index)
+
+    def _reservation_faults(
+        self, index: int, request: JobRequest, team: Team, at: datetime
+    ) -> Iterable[Fault]:
+        booking = self.bookings.get(request.reservation or "")
+        if booking is None:
+            message = f"there is no reservation {request.reservation!r}"
+            yield Fault("reservation", "unknown_reservation", message, index)
+        elif not self._line(team) & {other.pk for other in booking.teams.all()}:
+            yield Fault("reservation", "not_yours", f"is not for {team.name}", index)
+        elif not booking.rrule and booking.ends_at <= at:
+            yield Fault("reservation", "over", "is over", index)
+
+    @staticmethod
+    def _line(team: Team) -> set[int]:
+        """Ids of the team and of those above it: what is promised to a team is promised to those below."""
+        line = {team.pk}
+        while team.parent is not None and team.parent.pk not in line:
+            team = team.parent
+            line.add(team.pk)
+        return line
+
+    def row(self, request: JobRequest, actor: User, at: datetime) -> dict[str, Any]:
+        spec = intake.public_spec(request)
+        return {
+            "team": self.teams[request.team],
+            "user": actor,
+            "name": request.name,
+            "spec": spec,
+            "private": intake.private_part(request),
+            "shape": intake.shape_of(request),
+            "n_devices": intake.n_devices_of(request),
+            "priority": request.priority,
+            "cluster": self.clusters[request.cluster] if request.cluster is not None else None,
+            "submitted_at": at,
+            "not_before_at": request.not_before,
+            "deadline_at": request.deadline,
+            "time_limit_s": request.time_limit,
+            "runtime_s": request.runtime,
+            "is_held": request.held,
+            "held_by": actor if request.held else None,
+            "state": State.QUEUED,
+            "state_at": at,
+            "queued_at": at,
+        }
+
+
+def _require_possible(requests: Sequence[JobRequest]) -> None:
+    proof = getattr(settings, "SWITCHYARD_ADMISSION", None)
+    if proof:
+        import_string(proof)(requests)
+
+
+# What people ask -------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def stop_job(*, job_id: int, actor: User, at: datetime, reason: str = "") -> Job:
+    """Ask a job to end. One that waits is cancelled at once; asking twice changes nothing the second time."""
+    job = _locked(job_id)
+    policies.require_may_change(actor, job)
+    if job.state in ENDED or job.desired_stop_at is not None:
+        return job
+    job.desired_stop_at, job.stop_reason = at, reason[:500]
+    if State(job.state) in HOLDING:
+        allocation = Allocation.objects.select_for_update().get(job=job, ended_at=None)
+        allocation.desired_state, allocation.stop_cause = Desired.STOP, StopCause.USER
+        allocation.stop_at = allocation.stop_at or at
+        allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
+        _save(job, "desired_stop_at", "stop_reason")
+        record_many(
+            [
+                _event("job.stop_requested", job, at=at, actor=actor, is_audit=True, reason=reason),
+                _allocation_event("allocation.stop_requested", allocation, job, at=at, actor=actor),
+            ]
+        )
+        return job
+    _end(
+        job, Trigger.CANCELLED, at=at, code="stopped", message=reason or f"Stopped by {actor.get_username()}."
+    )
+    record_many([_event("job.cancelled", job, at=at, actor=actor, is_audit=True, reason=reason)])
+    _cancel_never_satisfied([job], at=at)
+    return job
+
+
+@transaction.atomic
+def hold_job(*, job_id: int, actor: User, at: datetime, reason: str = "") -> Job:
+    """Keep a job that waits from starting until it is released."""
+    job = _locked(job_id)
+    policies.require_may_change(actor, job)
+    if job.is_held:
+        return job
+    if job.state != State.QUEUED:
+        raise NotNow("Only a job that waits can be held.", job_id=job.pk, state=job.state)
+    job.is_held, job.held_by, job.held_reason = True, actor, reason[:500]
+    _save(job, "is_held", "held_by", "held_reason")
+    record_many([_event("job.held", job, at=at, actor=actor, is_audit=True, reason=reason)])
+    return job
+
+
+@transaction.atomic
+def release_job(*, job_id: int, actor: User, at: datetime) -> Job:
+    """Let a held job go on waiting for its turn."""
+    job = _locked(job_id)
+    policies.require_may_release(actor, job)
+    if not job.is_held:
+        return job
+    if job.state != State.QUEUED:
+        raise NotNow("Only a job that waits can be released.", job_id=job.pk, state=job.state)
+    job.is_held, job.held_by, job.held_reason = False, None, ""
+    _save(job, "is_held", "held_by", "held_reason")
+    record_many([_event("job.released", job, at=at, actor=actor, is_audit=True)])
+    return job
+
+
+@transaction.atomic
+def update_job(
+    *,
+    job_id: int,
+    actor: User,
+    at: datetime,
+    priority: int | None = None,
+    time_limit_s: float | None = None,
+    replicas: int | ReplicaRange | None = None,
+) -> Job:
+    """Change what may still be changed: the priority, the limit, and while it waits the size of a flat job."""
+    job = _locked(job_id)
+    policies.require_may_change(actor, job)
+    if job.state in ENDED:
+        raise NotNow("The job has ended.", job_id=job.pk, state=job.state)
+    before, after = _Change(), _Change()
+    if priority is not None and priority != job.priority:
+        policies.require_within_ceiling(actor, job.team, priority)
+        before["priority"], after["priority"] = job.priority, priority
+        job.priority = job.spec["priority"] = priority
+    if time_limit_s is not None and time_limit_s != job.time_limit_s:
+        is_longer = job.time_limit_s is not None and time_limit_s > job.time_limit_s
+        if is_longer and job.state != State.QUEUED:
+            policies.require_may_extend(actor, job)
+        before["time_limit"], after["time_limit"] = job.time_limit_s, time_limit_s
+        job.time_limit_s = job.spec["time_limit"] = time_limit_s
+    if replicas is not None:
+        _resize(job, replicas, before, after)
+    if not after:
+        return job
+    _save(job, "priority", "time_limit_s", "spec", "shape", "n_devices")
+    record_many(
+        [
+            _event(
+                "job.updated", job, at=at, actor=actor, is_audit=True, before=dict(before), after=dict(after)
+            )
+        ]
+    )
+    return job
+
+
+class _Change(dict[str, Any]):
+    pass
+
+
+def _resize(job: Job, replicas: int | ReplicaRange, before: _Change, after: _Change) -> None:
+    old = job.spec.get("replicas", 1)
+    new = replicas if isinstance(replicas, int) else replicas.model_dump(mode="json", exclude_unset=True)
+    if new == old:
+        return
+    if job.state != State.QUEUED:
+        raise NotNow("Only a job that waits can be given another size.", job_id=job.pk, state=job.state)
+    if "groups" in job.spec:
+        raise Refused([Fault("replicas", "invalid", "groups already say how many replicas there are")])
+    before["replicas"], after["replicas"] = old, new
+    job.spec["replicas"] = new
+    request = intake.request_of(job.spec)
+    _require_possible([request])
+    job.n_devices = intake.n_devices_of(request)
+    job.shape = intake.shape_of(
+        request, is_runnable=bool(job.private.keys() & {"command", "script", "group_commands"})
+    )
+
+
+# What the scheduler asks -----------------------------------------------------------------------------------------
+
+
+def allocate(
+    *,
+    job_id: int,
+    cluster_id: int,
+    placements: Sequence[Grant],
+    pass_id: int | None,
+    at: datetime,
+    why: Mapping[str, Any] | None = None,
+    power_cap_share: float = 1.0,
+) -> Allocation:
+    """Give a waiting job its devices. Raises Stale, and writes nothing, if it or they are no longer to be had."""
+    decision = Decision(job_id, cluster_id, tuple(placements), why or {}, power_cap_share)
+    outcomes = allocate_many(decisions=[decision], pass_id=pass_id, at=at)
+    if outcomes.stale:
+        raise Stale(outcomes.stale[0][1], job_id=job_id)
+    return outcomes.allocations[0]
+
+
+@transaction.atomic
+def allocate_many(*, decisions: Sequence[Decision], pass_id: int | None, at: datetime) -> Outcomes:
+    """Give many waiting jobs their devices in one transaction.
+
+    Each decision is checked again under the locks, in the order given; what has gone stale is dropped whole, and
+    the rest is written.
+    """
+    jobs = {
+        job.pk: job
+        for job in Job.objects.filter(pk__in={d.job_id for d in decisions})
+        .order_by("id")
+        .select_for_update(of=("self",))
+        .defer("private")
+    }
+    ledger = _Claims(decisions)
+    waits_for = _unfinished_dependencies(jobs)
+    fences = dict(
+        Allocation.objects.filter(job__in=jobs).values_list("job").annotate(last=Max("fence")).order_by()
+    )
+    array_room = _array_room(jobs.values())
+    stale: list[tuple[int, str]] = []
+    taken: list[tuple[Decision, Job, Allocation]] = []
+    for decision in decisions:
+        job = jobs.get(decision.job_id)
+        why_not = _not_startable(job, at) or ledger.why_not(decision)
+        if not why_not and decision.job_id in waits_for:
+            why_not = f"waits for job {waits_for[decision.job_id]}"
+        if not why_not and job is not None and job.array_id in array_room and array_room[job.array_id] <= 0:
+            why_not = "its array runs as many as it may"
+        if why_not or job is None:
+            stale.append((decision.job_id, why_not or "is gone"))
+            continue
+        ledger.take(decision)
+        if job.array_id in array_room:
+            array_room[job.array_id] -= 1
+        allocation = Allocation(
+            job=job,
+            cluster_id=decision.cluster_id,
+            fence=fences.get(job.pk, 0) + 1,
+            pass_id=pass_id,
+            why=dict(decision.why),
+            bound_at=at,
+            desired_power_cap_share=decision.power_cap_share,
+            grace_s=float(job.spec.get("grace_s", 10.0)),
+        )
+        # A second decision for the same job is stale from here on.
+        job.state = follow(State(job.state), Trigger.ALLOCATE)
+        taken.append((decision, job, allocation))
+    if taken:
+        _write_allocations(taken, ledger, at)
+    return Outcomes(tuple(allocation for _, _, allocation in taken), tuple(stale))
+
+
+def _not_startable(job: Job | None, at: datetime) -> str:
+    if job is None:
+        return "is gone"
+    if job.state != State.QUEUED:
+        return f"is {job.state}"
+    if job.desired_stop_at is not None:
+        return "was asked to stop"
+    if job.is_held:
+        return "is held"
+    if job.not_before_at is not None and job.not_before_at > at:
+        return "may not start yet"
+    if job.retry_at is not None and job.retry_at > at:
+        return "is not to be tried again yet"
+    return ""
+
+
+def _unfinished_dependencies(jobs: Collection[int]) -> dict[int, int]:
+    return dict(
+        Dependency.objects.filter(job__in=jobs)
+        .exclude(after__state=State.SUCCEEDED)
+        .values_list("job_id", "after_id")
+    )
+
+
+def _array_room(jobs: Iterable[Job]) -> dict[int | None, int]:
+    """How many more jobs of each limited array may run; the arrays are locked, so that none is counted twice."""
+    ids = {job.array_id for job in jobs if job.array_id is not None}
+    if not ids:
+        return {}
+    room: dict[int | None, int] = dict(
+        JobArray.objects.filter(pk__in=ids)
+        .exclude(max_running=None)
+        .order_by("id")
+        .select_for_update()
+        .values_list("id", "max_running")
+    )
+    for array_id in Job.objects.filter(array__in=room, state__in=HOLDING).values_list("array_id", flat=True):
+        room[array_id] -= 1
+    return room
+
+
+class _Claims:
+    """The devices and nodes that a batch of decisions wants, the devices locked in id order."""
+
+    def __init__(self, decisions: Sequence[Decision]) -> None:
+        wanted = sorted(
+            {
+                (grant.node_id, index)
+                for decision in decisions
+                for grant in decision.placements
+                for index, _ in grant.device_shares
+            }
+        )
+        self.device_id: dict[tuple[int, int], int] = {}
+        self.claimed: dict[int, Decimal] = {}
+        self.changed: set[int] = set()
+        if wanted:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT device.id, device.node_id, device.index, device.claimed_share FROM inventory_device device"
+                    " JOIN unnest(%s::bigint[], %s::int[]) AS wanted(node_id, index)"
+                    " ON device.node_id = wanted.node_id AND device.index = wanted.index"
+                    " ORDER BY device.id FOR NO KEY UPDATE OF device",
+                    [[node for node, _ in wanted], [index for _, index in wanted]],
+                )
+                for device_id, node_id, index, share in cursor.fetchall():
+                    self.device_id[node_id, index] = device_id
+                    self.claimed[device_id] = share
+        nodes = {grant.node_id for decision in decisions for grant in decision.placements}
+        self.nodes = {
+            row[0]: row[1:]
+            for row in Node.objects.filter(pk__in=nodes).values_list(
+                "id", "cluster_id", "health", "name", "cluster__is_enabled", "cpus", "memory_gib"
+            )
+        }
+        self.used = _node_use(
+            [node_id for node_id, node in self.nodes.items() if node[4] is not None or node[5] is not None]
+        )
+
+    def why_not(self, decision: Decision) -> str:
+        if not decision.placements:
+            return "was given no node"
+        sums: dict[int, Decimal] = defaultdict(Decimal)
+        asked: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for grant in decision.placements:
+            node = self.nodes.get(grant.node_id)
+            if node is None or node[0] != decision.cluster_id:
+                return f"node {grant.node_id} is not in its cluster"
+            if node[1] != Health.HEALTHY:
+                return f"{node[2]} is {node[1]}"
+            if not node[3]:
+                return "its cluster is switched off"
+            asked[grant.node_id][0] += grant.cpus
+            asked[grant.node_id][1] += grant.memory_gib
+            for index, share in grant.device_shares:
+                device_id = self.device_id.get((grant.node_id, index))
+                if device_id is None:
+                    return f"{node[2]} has no device {index}"
+                sums[device_id] += share
+        for device_id, share in sums.items():
+            if not 0 < share <= 1 - self.claimed[device_id]:
+                return f"device {device_id} is taken"
+        for node_id, (cpus, memory_gib) in asked.items():
+            _, _, name, _, most_cpus, most_gib = self.nodes[node_id]
+            used_cpus, used_gib = self.used.get(node_id, (0.0, 0.0))
+            # A hair of slack: sums of floats depend on their order.
+            if most_cpus is not None and cpus and used_cpus + cpus > most_cpus * (1 + 1e-9):
+                return f"{name} has no cpus left"
+            if most_gib is not None and memory_gib and used_gib + memory_gib > most_gib * (1 + 1e-9):
+                return f"{name} has no memory left"
+        return ""
+
+    def take(self, decision: Decision) -> None:
+        for grant in decision.placements:
+            cpus, memory_gib = self.used.get(grant.node_id, (0.0, 0.0))
+            self.used[grant.node_id] = (cpus + grant.cpus, memory_gib + grant.memory_gib)
+            for index, share in grant.device_shares:
+                device_id = self.device_id[grant.node_id, index]
+                self.claimed[device_id] += share
+                self.changed.add(device_id)
+
+
+def _node_use(node_ids: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """cpus and GiB that open allocations hold on these nodes."""
+    if not node_ids:
+        return {}
+    with connection.cursor() as cursor:
+        # Nodes without devices of theirs in the batch are locked here: cpus and memory are counted by node.
+        cursor.execute(
+            "SELECT id FROM inventory_node WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE", [list(node_ids)]
+        )
+        cursor.execute(
+            "SELECT placement.node_id, sum(placement.cpus), sum(placement.memory_gib) FROM jobs_placement placement"
+            " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
+            " WHERE placement.node_id = ANY(%s) AND allocation.ended_at IS NULL GROUP BY placement.node_id",
+            [list(node_ids)],
+        )
+        return {node_id: (cpus, memory_gib) for node_id, cpus, memory_gib in cursor.fetchall()}
+
+
+def _write_allocations(
+    taken: Sequence[tuple[Decision, Job, Allocation]], ledger: _Claims, at: datetime
+) -> None:
+    Allocation.objects.bulk_create([allocation for _, _, allocation in taken])
+    placements: list[tuple[Placement, Grant]] = []
+    for decision, _, allocation in taken:
+        placements += [
+            (
+                Placement(
+                    allocation=allocation,
+                    node_id=grant.node_id,
+                    group_index=grant.group_index,
+                    n_replicas=grant.n_replicas,
+                    first_rank=grant.first_rank,
+                    cpus=grant.cpus,
+                    memory_gib=grant.memory_gib,
+                    peak_w=grant.peak_w,
+                ),
+                grant,
+            )
+            for grant in decision.placements
+        ]
+    Placement.objects.bulk_create([placement for placement, _ in placements])
+    claim_of, claim_on, claim_share = [], [], []
+    for placement, grant in placements:
+        for index, share in grant.device_shares:
+            claim_of.append(placement.pk)
+            claim_on.append(ledger.device_id[grant.node_id, index])
+            claim_share.append(share)
+    with connection.cursor() as cursor:
+        # Arrays instead of a parameter a value: eight claims a job are most of what a start writes.
+        cursor.execute(
+            "INSERT INTO jobs_deviceclaim (placement_id, device_id, share)"
+            " SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::numeric[])",
+            [claim_of, claim_on, claim_share],
+        )
+        changed = sorted(ledger.changed)
+        cursor.execute(
+            "UPDATE inventory_device device SET claimed_share = new.share"
+            " FROM unnest(%s::bigint[], %s::numeric[]) AS new(id, share) WHERE device.id = new.id",
+            [changed, [ledger.claimed[device_id] for device_id in changed]],
+        )
+        cursor.execute(
+            "UPDATE jobs_job SET state = %s, state_at = %s, version = version + 1, retry_at = NULL WHERE id = ANY(%s)",
+            [State.STARTING, at, [job.pk for _, job, _ in taken]],
+        )
+    record_many(
+        [_allocation_event("allocation.bound", allocation, job, at=at) for _, job, allocation in taken]
+    )
+
+
+@transaction.atomic
+def cancel_unsatisfiable(*, job_id: int, at: datetime) -> Job:
+    """End a waiting job whose dependency can no longer succeed, and those that wait for it."""
+    job = _locked(job_id)
+    if job.state != State.QUEUED:
+        return job
+    failed = (
+        Job.objects.filter(dependants__job=job, state__in=ENDED - {State.SUCCEEDED}).order_by("id").first()
+    )
+    if failed is not None:
+        _cancel_never_satisfied([failed], at=at)
+        job.refresh_from_db()
+    return job
+
+
+def _cancel_never_satisfied(ended: Sequence[Job], *, at: datetime) -> None:
+    """Cancel everything that waits, near or far, for jobs that ended without success.
+
+    A job has a higher id than what it waits for, so going through them by id takes the locks in order.
+    """
+    frontier = {job.pk: job.state for job in ended if job.state != State.SUCCEEDED}
+    heap: list[tuple[int, int]] = []
+
+    def push(after_id: int) -> None:
+        for job_id in Dependency.objects.filter(after=after_id, job__state=State.QUEUED).values_list(
+            "job_id", flat=True
+        ):
+            heapq.heappush(heap, (job_id, after_id))
+
+    for after_id in frontier:
+        push(after_id)
+    events: list[EventRow] = []
+    while heap:
+        job_id, after_id = heapq.heappop(heap)
+        job = _locked(job_id)
+        if job.state != State.QUEUED:
+            continue
+        message = f"It was to run after job {after_id}, which {_SAID[State(frontier[after_id])]}."
+        _end(job, Trigger.CANCELLED, at=at, code="dependency_never_satisfied", message=message)
+        events.append(_event("job.cancelled", job, at=at, reason=message))
+        frontier[job_id] = job.state
+        push(job_id)
+    if events:
+        record_many(events)
+
+
+_SAID: Final = {State.FAILED: "failed", State.CANCELLED: "was cancelled", State.TIMED_OUT: "timed out"}
+
+
+# What execution reports ------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def allocation_started(*, allocation_id: int, fence: int, at: datetime) -> Job:
+    """Note that an attempt runs. Raises Stale if the fence is not this allocation's."""
+    job, allocation = _locked_allocation(allocation_id, fence)
+    if allocation.ended_at is not None or allocation.observed_state == Observed.RUNNING:
+        return job
+    allocation.observed_state, allocation.observed_at = Observed.RUNNING, at
+    allocation.observed_started_at = allocation.observed_started_at or at
+    allocation.save(update_fields=["observed_state", "observed_at", "observed_started_at"])
+    if job.state == State.STARTING:
+        job.state, job.state_at = follow(State(job.state), Trigger.STARTED), at
+    job.started_at = at
+    job.first_started_at = job.first_started_at or at
+    _save(job, "state", "state_at", "started_at", "first_started_at")
+    record_many([_event("job.started", job, at=at, data={"allocation_id": allocation.pk})])
+    return job
+
+
+@transaction.atomic
+def allocation_ended(
+    *,
+    allocation_id: int,
+    fence: int,
+    at: datetime,
+    outcome: Outcome,
+    exit_code: int | None = None,
+    message: str = "",
+) -> Job:
+    """Close an attempt: the job moves on by the table, and its claims go in the same transaction.
+
+    Raises Stale if the fence is not this allocation's. The second report of one end changes nothing.
+    """
+    job, allocation = _locked_allocation(allocation_id, fence)
+    if allocation.ended_at is not None:
+        return job
+    ran_s = 0.0
+    if allocation.observed_started_at is not None:
+        ran_s = max(0.0, (at - allocation.observed_started_at).total_seconds())
+    job.ran_s += ran_s
+    job.exit_code = exit_code
+    allocation.ended_at = allocation.observed_at = at
+    allocation.observed_state = Observed.LOST if outcome == "node_lost" else Observed.ENDED
+    allocation.observed_exit_code = exit_code
+    allocation.observed_message = _line(message)
+    kind = _move_on(job, allocation, outcome, ran_s=ran_s, at=at, message=message)
+    if job.state in ENDED:
+        # Before the devices: jobs are locked first.
+        _cancel_never_satisfied([job], at=at)
+    allocation.save(
+        update_fields=["ended_at", "observed_at", "observed_state", "observed_exit_code", "observed_message"]
+    )
+    _release_claims(allocation, at)
+    record_many(
+        [
+            _allocation_event("allocation.ended", allocation, job, at=at, data={"outcome": outcome}),
+            _event(
+                kind,
+                job,
+                at=at,
+                reason=message,
+                data={"allocation_id": allocation.pk, "exit_code": exit_code},
+            ),
+        ]
+    )
+    return job
+
+
+def _move_on(
+    job: Job, allocation: Allocation, outcome: Outcome, *, ran_s: float, at: datetime, message: str
+) -> str:
+    """Move the job by what became of its attempt; return the kind of event that tells it."""
+    is_stopping = job.desired_stop_at is not None
+    is_spent = job.time_limit_s is not None and job.ran_s >= job.time_limit_s
+    if outcome in _FINAL:
+        trigger, code = _FINAL[outcome], _code_of(job, allocation, outcome)
+        _end(job, trigger, at=at, code=code, message=message or job.stop_reason)
+        return f"job.{job.state}"
+    if is_stopping:
+        _end(job, Trigger.CANCELLED, at=at, code="stopped", message=job.stop_reason or message)
+        return "job.cancelled"
+    if is_spent:
+        _end(job, Trigger.TIMED_OUT, at=at, code="time_limit", message=message)
+        return "job.timed_out"
+    if outcome == "start_failed":
+        job.n_start_failures += 1
+        if job.n_start_failures >= MAX_START_FAILURES or job.state != State.STARTING:
+            _end(job, Trigger.FAILED, at=at, code="start_failed", message=message)
+            return "job.failed"
+        _requeue(job, [Trigger.START_FAILED], at=at, retry_s=_backoff_s(job.n_start_failures))
+        return "job.start_failed"
+    job.lost_s += _lost_s(job.spec.get("checkpoint"), ran_s)
+    if outcome == "node_lost":
+        job.n_node_losses += 1
+        if job.n_node_losses >= MAX_NODE_LOSSES:
+            _end(job, Trigger.FAILED, at=at, code="node_lost", message=message)
+            return "job.failed"
+        # The first loss is bad luck; from the second on the job may be the cause.
+        retry_s = _backoff_s(job.n_node_losses - 1) if job.n_node_losses > 1 else 0.0
+        _requeue(job, [Trigger.LOSE_NODE, Trigger.REQUEUE], at=at, retry_s=retry_s)
+        return "job.node_lost"
+    if job.state == State.PAUSING:
+        job.state, job.state_at = follow(State(job.state), Trigger.PAUSED), at
+        _save(job, *_ATTEMPT_FIELDS)
+        return "job.paused"
+    if job.state in (State.STARTING, State.RUNNING):
+        # It left unasked by the table: what told it to go was lost. The same road, one step longer.
+        job.state = follow(State(job.state), Trigger.PREEMPT)
+    job.n_preemptions += 1
+    _requeue(job, [Trigger.VACATED], at=at, retry_s=0.0)
+    return "job.preempted"
+
+
+_FINAL: Final = {
+    "succeeded": Trigger.SUCCEEDED,
+    "failed": Trigger.FAILED,
+    "cancelled": Trigger.CANCELLED,
+    "timed_out": Trigger.TIMED_OUT,
+}
+_ATTEMPT_FIELDS: Final = (
+    "state", "state_at", "queued_at", "retry_at", "ended_at", "exit_code", "end_code", "end_message",
+    "ran_s", "lost_s", "n_preemptions", "n_start_failures", "n_node_losses",
+)  # fmt: skip
+
+
+def _code_of(job: Job, allocation: Allocation, outcome: Outcome) -> str:
+    if outcome == "cancelled":
+        return "stopped" if job.desired_stop_at is not None else "cancelled"
+    if outcome == "timed_out":
+        return "time_limit"
+    if outcome == "failed":
+        return "exit_code" if job.exit_code else "failed"
+    return ""
+
+
+def _requeue(job: Job, triggers: Sequence[Trigger], *, at: datetime, retry_s: float) -> None:
+    for trigger in triggers:
+        job.state = follow(State(job.state), trigger)
+    job.state_at = job.queued_at = at
+    job.retry_at = at + timedelta(seconds=retry_s) if retry_s else None
+    _save(job, *_ATTEMPT_FIELDS)
+
+
+def _backoff_s(n_failures: int) -> float:
+    return min(BACKOFF_S * 2.0 ** (n_failures - 1), MAX_BACKOFF_S)
+
+
+def _lost_s(checkpoint: Mapping[str, float] | None, ran_s: float) -> float:
+    """Running time since the last checkpoint; all of it where none is written."""
+    if not checkpoint:
+        return ran_s
+    period_s = checkpoint["interval"] + checkpoint.get("cost", 0.0)
+    return ran_s % period_s
+
+
+@transaction.atomic
+def request_time_limit_stop(*, allocation_id: int, at: datetime) -> Allocation:
+    """Ask an attempt to end because its job has used up its running time."""
+    job, allocation = _locked_allocation(allocation_id, None)
+    if allocation.ended_at is not None or allocation.desired_state == Desired.STOP:
+        return allocation
+    allocation.desired_state, allocation.stop_cause, allocation.stop_at = (
+        Desired.STOP,
+        StopCause.TIME_LIMIT,
+        at,
+    )
+    allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
+    record_many(
+        [_allocation_event("allocation.stop_requested", allocation, job, at=at, data={"cause": "time_limit"})]
+    )
+    return allocation
+
+
+# The common part -------------------------------------------------------------------------------------------------
+
+
+def _locked(job_id: int) -> Job:
+    try:
+        return (
+            Job.objects.select_for_update(of=("self",))
+            .select_related("team", "held_by", "user")
+            .get(pk=job_id)
+        )
+    except Job.DoesNotExist:
+        raise NoSuchJob(job_id=job_id) from None
+
+
+def _locked_allocation(allocation_id: int, fence: int | None) -> tuple[Job, Allocation]:
+    job_id = Allocation.objects.filter(pk=allocation_id).values_list("job_id", flat=True).first()
+    if job_id is None:
+        raise Stale("There is no such allocation.", job_id=0)
+    job = _locked(job_id)
+    allocation = Allocation.objects.select_for_update().get(pk=allocation_id)
+    if fence is not None and allocation.fence != fence:
+        raise Stale(f"The allocation's fence is {allocation.fence}, not {fence}.", job_id=job_id)
+    return job, allocation
+
+
+def _save(job: Job, *fields: str) -> None:
+    job.version += 1
+    job.save(update_fields=[*fields, "version"])
+
+
+def _end(job: Job, trigger: Trigger, *, at: datetime, code: str, message: str) -> None:
+    job.state = follow(State(job.state), trigger)
+    job.state_at = job.ended_at = at
+    job.end_code, job.end_message = code, _line(message)
+    job.retry_at = None
+    _save(job, *_ATTEMPT_FIELDS, "desired_stop_at", "stop_reason")
+
+
+def _line(text: str) -> str:
+    return text.replace("\x00", "")[:1000]
+
+
+def _release_claims(allocation: Allocation, at: datetime) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT claim.id, device.id, claim.share, device.claimed_share FROM jobs_deviceclaim claim"
+            " JOIN jobs_placement placement ON placement.id = claim.placement_id"
+            " JOIN inventory_device device ON device.id = claim.device_id"
+            " WHERE placement.allocation_id = %s AND claim.released_at IS NULL"
+            " ORDER BY device.id FOR NO KEY UPDATE OF device",
+            [allocation.pk],
+        )
+        claims = cursor.fetchall()
+        if not claims:
+            return
+        left: dict[int, Decimal] = {}
+        for _, device_id, share, claimed in claims:
+            left[device_id] = left.get(device_id, claimed) - share
+        cursor.execute(
+            "UPDATE jobs_deviceclaim SET released_at = %s WHERE id = ANY(%s)",
+            [at, [row[0] for row in claims]],
+        )
+        cursor.execute(
+            "UPDATE inventory_device device SET claimed_share = new.share"
+            " FROM unnest(%s::bigint[], %s::numeric[]) AS new(id, share) WHERE device.id = new.id",
+            [list(left), list(left.values())],
+        )
+
+
+def _event(kind: str, job: Job, **more: Any) -> EventRow:
+    return EventRow(
+        kind=kind, subject_kind="job", subject_id=job.pk, subject_name=job.name, team_id=job.team_id, **more
+    )
+
+
+def _allocation_event(
+    kind: str, allocation: Allocation, job: Job, *, data: Mapping[str, Any] | None = None, **more: Any
+) -> EventRow:
+    return EventRow(
+        kind=kind,
+        subject_kind="allocation",
+        subject_id=allocation.pk,
+        subject_name=job.name,
+        team_id=job.team_id,
+        data={"job_id": job.pk, "cluster_id": allocation.cluster_id, **(data or {})},
+        **more,
+    )

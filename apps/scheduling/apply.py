@@ -1,0 +1,290 @@
+"""Writes a plan: starts through the ledger's own services, and what the pass learned about those that wait."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from itertools import islice
+from json import dumps
+from math import inf
+from typing import Any, Final, TypeVar
+
+from django.db import connection, transaction
+
+from apps.jobs import services as jobs
+from apps.jobs.spec import SHARE_STEPS
+from apps.scheduling import selectors
+from apps.scheduling.engine.facts import Facility, Gang, Placing, Plan, Reserve, Start, Wait
+from apps.scheduling.models import Forecast, Reason, TeamUse
+from apps.scheduling.snapshot import Taken, instant, rule_versions
+
+STARTS_AT_ONCE: Final = 500  # a transaction
+REASONS_AT_ONCE: Final = 20_000  # a pass; the rest is written by the passes after it
+USE_EVERY: Final = timedelta(seconds=60)
+# Places behind this one move with every start; telling each step to the database would cost more than planning.
+_NEAR: Final = 200
+_STALE_REASON_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a plan."""
+
+    n_started: int
+    stale: tuple[tuple[int, str], ...]  # (job id, what was no longer so)
+    n_cancelled: int
+    reasons_left: int  # reasons that are still to be written
+
+
+def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Applied:
+    """Write what the plan decided; each decision is checked again under locks, and dropped if it has gone stale."""
+    for job_id in taken.never_satisfied:
+        jobs.cancel_unsatisfiable(job_id=job_id, at=at)
+    n_started, stale = 0, []
+    for starts in _batched(plan.starts, STARTS_AT_ONCE):
+        outcomes = _start(taken, starts, pass_id=pass_id, at=at)
+        n_started += len(outcomes.allocations)
+        stale += outcomes.stale
+    cancelled = set(taken.never_satisfied)
+    waits = [*(wait for wait in plan.waits if wait.job_id not in cancelled), *taken.left_out]
+    reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
+    _write_forecasts(taken, plan.reserves, at=at)
+    _write_use(taken, at=at)
+    return Applied(n_started, tuple(stale), len(taken.never_satisfied), reasons_left)
+
+
+@transaction.atomic
+def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime) -> jobs.Outcomes:
+    with connection.cursor() as cursor:
+        # From here to the commit nobody changes a limit; one that changed since the picture was taken undoes the plan.
+        is_current = rule_versions(cursor, lock=True) == taken.rule_versions
+    if not is_current or selectors.has_unseen_rules(taken.seen, taken.seen_below):
+        return jobs.Outcomes((), tuple((start.job_id, "a limit has changed") for start in starts))
+    decisions = [decision_of(taken, start) for start in starts]
+    return jobs.allocate_many(decisions=decisions, pass_id=pass_id, at=at)
+
+
+def decision_of(taken: Taken, start: Start) -> jobs.Decision:
+    """A start in the words of the ledger."""
+    facility, gang = taken.snapshot.facility, taken.gangs[start.job_id]
+    grants = grants_of(facility, gang, start.placing)
+    return jobs.Decision(
+        job_id=start.job_id,
+        cluster_id=int(facility.cluster[start.placing[0].node]) if start.placing else 0,
+        placements=grants,
+        why=dict(start.why),
+        power_cap_share=start.cap,
+    )
+
+
+def grants_of(facility: Facility, gang: Gang, placing: Placing) -> tuple[jobs.Grant, ...]:
+    """A placing as grants: one a node and group, ranks counted through the groups in order."""
+    merged: dict[tuple[int, int], tuple[int, list[tuple[int, Decimal]]]] = {}
+    for share in placing:
+        n_replicas, devices = merged.get((share.group, share.node), (0, []))
+        devices += [(device, Decimal(share.share_steps) / SHARE_STEPS) for device in share.devices]
+        merged[share.group, share.node] = (n_replicas + share.n_replicas, devices)
+    grants, rank = [], 0
+    for (group, node), (n_replicas, devices) in sorted(merged.items(), key=lambda item: item[0][0]):
+        ask, kind = gang.shape.asks[group], facility.kinds[int(facility.kind[node])]
+        peak_w = kind.tdp_w if ask.peak_w is None else min(ask.peak_w, kind.tdp_w)
+        held = float(sum(share for _, share in devices))
+        grants.append(
+            jobs.Grant(
+                node_id=int(facility.node_id[node]),
+                group_index=group,
+                n_replicas=n_replicas,
+                first_rank=rank,
+                device_shares=tuple(sorted(devices)),
+                cpus=ask.cpus * n_replicas,
+                memory_gib=ask.memory_gib * n_replicas,
+                peak_w=max(0.0, peak_w - kind.idle_w) * held,
+            )
+        )
+        rank += n_replicas
+    return tuple(grants)
+
+
+def placement_as_json(facility: Facility, placing: Placing) -> list[dict[str, Any]]:
+    """A placing as people read it."""
+    return [
+        {
+            "node": facility.node_name[share.node],
+            "group": share.group,
+            "replicas": share.n_replicas,
+            "devices": list(share.devices),
+            "share": share.share_steps / SHARE_STEPS if share.devices else 0,
+        }
+        for share in placing
+    ]
+
+
+T = TypeVar("T")
+
+
+def _batched(items: Sequence[T], n: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, n)):
+        yield some
+
+
+# Reasons -----------------------------------------------------------------------------------------------------------
+
+
+class _Reasons:
+    """What the database says about waiting jobs, remembered, so that only what changed is written."""
+
+    def __init__(self) -> None:
+        self.pass_id = 0
+        # job id: code, sentence, rank, expected start, when written
+        self.known: dict[int, tuple[str, str, int, float, float]] = {}
+
+    def forget(self) -> None:
+        self.pass_id, self.known = 0, {}
+
+    def write(self, waits: Sequence[Wait], *, pass_id: int, at: datetime) -> int:
+        """Write what changed, the head of the queue first; return how many changes are left for the next pass."""
+        at_s = at.timestamp()
+        if not self.pass_id or self.pass_id != _pass_before(pass_id):
+            self._read()
+        changed = [wait for wait in waits if self._has_changed(wait, at_s)]
+        changed.sort(key=lambda wait: wait.rank)
+        now, later = changed[:REASONS_AT_ONCE], changed[REASONS_AT_ONCE:]
+        gone = [job_id for job_id in self.known.keys() - {wait.job_id for wait in waits}]
+        with transaction.atomic():
+            for some in _batched(now, 5000):
+                self._upsert(some, pass_id, at)
+            if gone:
+                Reason.objects.filter(job_id__in=gone).delete()
+        for wait in now:
+            self.known[wait.job_id] = (
+                wait.code, wait.sentence, wait.rank, _expected(wait), at_s,
+            )  # fmt: skip
+        for job_id in gone:
+            del self.known[job_id]
+        self.pass_id = pass_id
+        return len(later)
+
+    def _read(self) -> None:
+        self.known = {
+            job_id: (code, sentence, rank, expected.timestamp() if expected else inf, at.timestamp())
+            for job_id, code, sentence, rank, expected, at in Reason.objects.values_list(
+                "job_id", "code", "sentence", "rank", "expected_start_at", "at"
+            )
+        }
+
+    def _has_changed(self, wait: Wait, at_s: float) -> bool:
+        kept = self.known.get(wait.job_id)
+        if kept is None or kept[0] != wait.code:
+            return True
+        _, sentence, rank, expected_s, written_s = kept
+        if sentence == wait.sentence and rank == wait.rank and expected_s == _expected(wait):
+            return False
+        return wait.rank <= _NEAR or at_s - written_s >= _STALE_REASON_S
+
+    def _upsert(self, waits: Sequence[Wait], pass_id: int, at: datetime) -> None:
+        with connection.cursor() as cursor:
+            # A job may be gone from the ledger's queue by now, but never from the ledger.
+            cursor.execute(
+                "INSERT INTO scheduling_reason"
+                " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at)"
+                " SELECT job_id, %s, %s, code, left(sentence, 1000), binding::jsonb, facts::jsonb, rank, expected"
+                " FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[], %s::timestamptz[])"
+                " AS new(job_id, code, sentence, binding, facts, rank, expected)"
+                " ON CONFLICT (job_id) DO UPDATE SET pass_id = excluded.pass_id, at = excluded.at,"
+                " code = excluded.code, sentence = excluded.sentence, binding = excluded.binding,"
+                " facts = excluded.facts, rank = excluded.rank, expected_start_at = excluded.expected_start_at",
+                [
+                    pass_id,
+                    at,
+                    [wait.job_id for wait in waits],
+                    [wait.code for wait in waits],
+                    [wait.sentence for wait in waits],
+                    [dumps(wait.blocked_by) for wait in waits],
+                    [dumps(plain(wait.facts)) for wait in waits],
+                    [wait.rank for wait in waits],
+                    [
+                        None if wait.expected_start_s is None else instant(wait.expected_start_s)
+                        for wait in waits
+                    ],
+                ],
+            )
+
+
+_reasons = _Reasons()
+
+
+def forget() -> None:
+    """Remember nothing: another database is behind the connection now."""
+    _reasons.forget()
+    _promised.clear()
+
+
+def _pass_before(pass_id: int) -> int:
+    """The last pass that came to its end before this one: if it was ours, what we remember is what is stored."""
+    return selectors.passes().filter(pk__lt=pass_id).order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def _expected(wait: Wait) -> float:
+    return inf if wait.expected_start_s is None else wait.expected_start_s
+
+
+def plain(value: Any) -> Any:
+    """Facts as JSON knows them: numbers that are none become absent, numpy's become Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not -inf < value < inf:
+        return None
+    return value
+
+
+# Forecasts and use ---------------------------------------------------------------------------------------------------
+
+_promised: dict[int, float] = {}  # job id: the start it was last promised
+
+
+def _write_forecasts(taken: Taken, reserves: Sequence[Reserve], *, at: datetime) -> None:
+    """Keep what was promised, whenever it moved by more than a minute or a twentieth of the wait."""
+    facility = taken.snapshot.facility
+    rows = []
+    for reserve in reserves:
+        starts_at = instant(reserve.start_s)
+        ahead_s = reserve.start_s - taken.snapshot.now_s
+        before_s = _promised.get(reserve.job_id, inf)
+        if starts_at is None or starts_at < at or abs(before_s - reserve.start_s) <= max(60.0, ahead_s / 20):
+            continue
+        _promised[reserve.job_id] = reserve.start_s
+        placement = placement_as_json(facility, reserve.placing)
+        rows.append(
+            Forecast(job_id=reserve.job_id, made_at=at, expected_start_at=starts_at, placement=placement)
+        )
+    for job_id in _promised.keys() - {reserve.job_id for reserve in reserves}:
+        del _promised[job_id]
+    Forecast.objects.bulk_create(rows)
+
+
+def _write_use(taken: Taken, *, at: datetime) -> None:
+    """Keep the decayed use as of now, so that the next picture counts from here."""
+    if taken.use_since is not None and at - taken.use_since < USE_EVERY:
+        return
+    facility = taken.snapshot.facility
+    rows = [
+        TeamUse(
+            team_id=team.id,
+            accelerator_type_id=facility.kinds[kind].id,
+            decayed_device_s=max(device_s, 0.0),
+            as_of_at=taken.at,
+        )
+        for team in taken.snapshot.teams
+        for kind, device_s in team.decayed_use_s.items()
+    ]
+    TeamUse.objects.bulk_create(
+        rows,
+        update_conflicts=True,
+        unique_fields=["team", "accelerator_type"],
+        update_fields=["decayed_device_s", "as_of_at"],
+    )

@@ -1,0 +1,16 @@
+"""Doors for Celery; no logic."""
+
+from celery import shared_task
+
+from apps.core import clock
+from apps.scheduling import services
+
+
+@shared_task(name="scheduling.run_pass", ignore_result=True)
+def run_pass() -> None:
+    services.run_pass(at=clock.now())
+
+
+@shared_task(name="scheduling.rollup", ignore_result=True)
+def rollup() -> None:
+    services.roll_up(at=clock.now())
