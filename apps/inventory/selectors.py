@@ -77,9 +77,16 @@ def node_rows(viewer: Viewer, filters: NodeFilters = NodeFilters()) -> QuerySet[
     return rows
 
 
+def node_details(viewer: Viewer, filters: NodeFilters = NodeFilters()) -> QuerySet[Node]:
+    """Nodes with the lowest domain of every tree at hand, and `claimed`."""
+    return node_rows(viewer, filters).select_related(
+        "accelerator_type", "cluster", "scale_up", "leaf", "power", "cooling", "storage"
+    )
+
+
 def _within(domain: str) -> Q:
     """Nodes whose own domain or one of the three above it has this name: no tree is deeper."""
-    condition = Q()
+    condition = Q(scale_up__name=domain) | Q(storage__name=domain)
     for tree in ("leaf", "power", "cooling"):
         for above in range(4):
             condition |= Q(**{f"{tree}__{'parent__' * above}name": domain})

@@ -1,0 +1,279 @@
+"""The facility by REST: types, domains, clusters, nodes, and the nodes' health."""
+
+from collections.abc import Callable
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from pydantic import BaseModel
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from apps.core import clock
+from apps.core.api.body import page_schema, parse_body
+from apps.core.api.idempotency import answer_once
+from apps.core.api.paging import page, refuse_unknown_parameters
+from apps.core.errors import InvalidInput, NotFound
+from apps.inventory import selectors, services
+from apps.inventory.api import bodies
+from apps.inventory.models import AcceleratorType, Cluster, Domain, DomainKind, Health, Node
+from apps.teams import policies
+
+
+class AcceleratorTypesView(APIView):
+    @extend_schema(summary="Accelerator types", responses=page_schema(bodies.AcceleratorTypeOut))
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request)
+        types = AcceleratorType.objects.all()
+        return Response(page(types, request, order=["name"], render=_rendered(bodies.AcceleratorTypeOut.of)))
+
+    @extend_schema(request=bodies.AcceleratorTypeIn, responses={201: bodies.AcceleratorTypeOut})
+    def post(self, request: Request) -> Response:
+        policies.require_admin(request.user)
+        body = parse_body(request, bodies.AcceleratorTypeIn)
+
+        def act() -> Response:
+            made = services.create_accelerator_type(**body.model_dump(), actor=request.user, at=clock.now())
+            return Response(bodies.AcceleratorTypeOut.of(made).model_dump(), status=201)
+
+        return answer_once(request, act)
+
+
+class AcceleratorTypeView(APIView):
+    @extend_schema(summary="One accelerator type", responses=bodies.AcceleratorTypeOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(bodies.AcceleratorTypeOut.of(_named(AcceleratorType.objects, name)).model_dump())
+
+
+class DomainsView(APIView):
+    @extend_schema(
+        summary="Domains of the network, power, cooling and storage trees",
+        parameters=[
+            OpenApiParameter("kind", str, enum=DomainKind.values),
+            OpenApiParameter("parent", str, description="Only those right below it."),
+        ],
+        responses=page_schema(bodies.DomainOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "kind", "parent")
+        domains = Domain.objects.select_related("parent")
+        if kind := _choice(request, "kind", DomainKind.values):
+            domains = domains.filter(kind=kind)
+        if parent := _word(request, "parent"):
+            domains = domains.filter(parent__name=parent)
+        return Response(page(domains, request, order=["name"], render=_rendered(bodies.DomainOut.of)))
+
+    @extend_schema(request=bodies.DomainIn, responses={201: bodies.DomainOut})
+    def post(self, request: Request) -> Response:
+        policies.require_admin(request.user)
+        body = parse_body(request, bodies.DomainIn)
+        parent = None if body.parent is None else _referred(Domain.objects, "parent", body.parent)
+
+        def act() -> Response:
+            made = services.create_domain(
+                name=body.name, kind=body.kind, parent=parent, actor=request.user, at=clock.now()
+            )
+            return Response(bodies.DomainOut.of(made).model_dump(), status=201)
+
+        return answer_once(request, act)
+
+
+class DomainView(APIView):
+    @extend_schema(summary="One domain", responses=bodies.DomainOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(
+            bodies.DomainOut.of(_named(Domain.objects.select_related("parent"), name)).model_dump()
+        )
+
+
+class ClustersView(APIView):
+    @extend_schema(summary="Clusters", responses=page_schema(bodies.ClusterOut))
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request)
+        return Response(page(Cluster.objects.all(), request, order=["name"], render=_cluster_for(request)))
+
+    @extend_schema(request=bodies.ClusterIn, responses={201: bodies.ClusterOut})
+    def post(self, request: Request) -> Response:
+        policies.require_admin(request.user)
+        body = parse_body(request, bodies.ClusterIn)
+
+        def act() -> Response:
+            made = services.create_cluster(**body.model_dump(), actor=request.user, at=clock.now())
+            return Response(_cluster_for(request)(made), status=201)
+
+        return answer_once(request, act)
+
+
+class ClusterView(APIView):
+    @extend_schema(summary="One cluster", responses=bodies.ClusterOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(_cluster_for(request)(_named(Cluster.objects, name)))
+
+
+class NodesView(APIView):
+    @extend_schema(
+        summary="Nodes",
+        parameters=[
+            OpenApiParameter("health", str, enum=Health.values),
+            OpenApiParameter("accelerator_type", str),
+            OpenApiParameter("cluster", str),
+            OpenApiParameter("domain", str, description="Nodes below this domain, at any depth."),
+            OpenApiParameter("name_prefix", str),
+        ],
+        responses=page_schema(bodies.NodeOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "health", "accelerator_type", "cluster", "domain", "name_prefix")
+        filters = selectors.NodeFilters(
+            health=_choice(request, "health", Health.values),
+            accelerator_type=_word(request, "accelerator_type"),
+            cluster=_word(request, "cluster"),
+            domain=_word(request, "domain"),
+            name_prefix=_word(request, "name_prefix"),
+        )
+        nodes = selectors.node_details(request.user, filters)
+        return Response(page(nodes, request, order=["name"], render=_rendered(bodies.NodeOut.of)))
+
+    @extend_schema(request=bodies.NodeIn, responses={201: bodies.NodeDetailOut})
+    def post(self, request: Request) -> Response:
+        policies.require_admin(request.user)
+        body = parse_body(request, bodies.NodeIn)
+        trees = {
+            field: None if (name := getattr(body, field)) is None else _referred(Domain.objects, field, name)
+            for field in ("scale_up", "leaf", "power", "cooling", "storage")
+        }
+        facts = services.NodeFacts(
+            name=body.name,
+            accelerator_type=_referred(AcceleratorType.objects, "accelerator_type", body.accelerator_type),
+            n_devices=body.n_devices,
+            cpus=body.cpus,
+            memory_gib=body.memory_gib,
+            idle_w=body.idle_w,
+            speed=body.speed,
+            **trees,
+        )
+        cluster = _referred(Cluster.objects, "cluster", body.cluster)
+
+        def act() -> Response:
+            made = services.create_node(cluster=cluster, facts=facts, actor=request.user, at=clock.now())
+            return Response(_node_detail(request, made.name), status=201)
+
+        return answer_once(request, act)
+
+
+class NodeView(APIView):
+    @extend_schema(summary="One node with its devices", responses=bodies.NodeDetailOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(_node_detail(request, name))
+
+
+class NodeDrainView(APIView):
+    @extend_schema(
+        summary="Drain a node",
+        description="Its work may end; it gets no more. Draining twice changes nothing the second time.",
+        request=bodies.WhyIn,
+        responses=bodies.NodeDetailOut,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = _node(request, name)
+        policies.require_may_operate(request.user)
+        body = parse_body(request, bodies.WhyIn)
+
+        def act() -> Response:
+            services.drain_node(node_id=node.pk, actor=request.user, at=clock.now(), reason=body.reason)
+            return Response(_node_detail(request, name))
+
+        return answer_once(request, act)
+
+
+class NodeResumeView(APIView):
+    @extend_schema(
+        summary="Give a node work again",
+        description="After a drain, after a failure that was mended, or before its cool-down is over.",
+        request=bodies.WhyIn,
+        responses=bodies.NodeDetailOut,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = _node(request, name)
+        policies.require_may_operate(request.user)
+        body = parse_body(request, bodies.WhyIn)
+
+        def act() -> Response:
+            services.resume_node(node_id=node.pk, actor=request.user, at=clock.now(), reason=body.reason)
+            return Response(_node_detail(request, name))
+
+        return answer_once(request, act)
+
+
+class NodeHealthView(APIView):
+    @extend_schema(
+        summary="Report a node's health",
+        description="A node that an operator drains stays so when it is well again.",
+        request=bodies.HealthIn,
+        responses=bodies.NodeDetailOut,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = _node(request, name)
+        policies.require_may_operate(request.user)
+        body = parse_body(request, bodies.HealthIn)
+
+        def act() -> Response:
+            services.report_health(
+                node_id=node.pk,
+                health=body.health,
+                reason=body.reason,
+                cooldown_s=body.cooldown_s,
+                actor=request.user,
+                at=clock.now(),
+            )
+            return Response(_node_detail(request, name))
+
+        return answer_once(request, act)
+
+
+def _rendered(of: Callable[[Any], BaseModel]) -> Callable[[Any], dict[str, Any]]:
+    return lambda row: of(row).model_dump()
+
+
+def _cluster_for(request: Request) -> Callable[[Cluster], dict[str, Any]]:
+    shows_config = policies.is_admin(request.user)
+    return lambda row: bodies.ClusterOut.of(row, shows_config=shows_config).model_dump()
+
+
+def _node_detail(request: Request, name: str) -> dict[str, Any]:
+    node = _named(selectors.node_details(request.user), name)
+    return bodies.NodeDetailOut.with_devices(node, list(node.devices.order_by("index"))).model_dump()
+
+
+def _node(request: Request, name: str) -> Node:
+    node: Node = _named(selectors.nodes_visible_to(request.user), name)
+    return node
+
+
+def _named(rows: Any, name: str) -> Any:
+    found = None if "\x00" in name else rows.filter(name=name).first()
+    if found is None:
+        raise NotFound(f"There is nothing named {name!r} here.")
+    return found
+
+
+def _referred(rows: Any, field: str, name: str) -> Any:
+    """What a body names; a name that nothing bears is a fault of that field."""
+    found = rows.filter(name=name).first()
+    if found is None:
+        raise InvalidInput.of(field, "names nothing that is here", "unknown")
+    return found
+
+
+def _word(request: Request, name: str) -> str:
+    word = request.query_params.get(name, "")
+    if len(word) > 120 or "\x00" in word:
+        raise InvalidInput.of(name, "is not a name")
+    return word
+
+
+def _choice(request: Request, name: str, choices: list[str]) -> str:
+    word = request.query_params.get(name, "")
+    if word and word not in choices:
+        raise InvalidInput.of(name, f"must be one of {', '.join(choices)}", "not_a_choice")
+    return word
