@@ -156,6 +156,10 @@ def accelerator_type_names() -> list[str]:
     return list(AcceleratorType.objects.order_by("name").values_list("name", flat=True))
 
 
+def accelerator_type_ids() -> dict[str, int]:
+    return dict(AcceleratorType.objects.values_list("name", "id"))
+
+
 def cluster_rows() -> QuerySet[Cluster]:
     """All clusters with the number of their nodes."""
     return Cluster.objects.order_by("name")

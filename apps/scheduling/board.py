@@ -10,9 +10,10 @@ from django.db import connection
 from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
+from apps.inventory.models import Node
 from apps.jobs import selectors as jobs
 from apps.jobs.lifecycle import ENDED, State
-from apps.jobs.models import Job
+from apps.jobs.models import Job, Placement
 from apps.teams.models import User
 
 _NO_RANK: Final = 2_000_000_000  # behind every job that a pass has ranked
@@ -207,3 +208,34 @@ def n_expected_before(viewer: User, before: datetime) -> int:
         .filter(state=State.QUEUED, is_held=False, reason__expected_start_at__lt=before)
         .count()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    """A job's stay on one node."""
+
+    job: Job
+    n_replicas: int
+    devices: Decimal
+    began_at: datetime
+    ended_at: datetime | None
+
+
+def jobs_on_node(viewer: User, node: Node, *, most: int = 20) -> list[OnNode]:
+    """What runs on a node and what ran there last, the newest first."""
+    placements = (
+        Placement.objects.filter(node=node, allocation__job__in=jobs.jobs_visible_to(viewer))
+        .select_related("allocation__job__team", "allocation__job__user")
+        .annotate(devices=Coalesce(Sum("claims__share"), Decimal(0)))
+        .order_by("-allocation_id", "group_index")[:most]
+    )
+    return [
+        OnNode(
+            placement.allocation.job,
+            placement.n_replicas,
+            placement.devices,
+            placement.allocation.observed_started_at or placement.allocation.bound_at,
+            placement.allocation.ended_at,
+        )
+        for placement in placements
+    ]
