@@ -1,0 +1,136 @@
+"""What a backend must do. Every backend keeps this contract, and one test runs over all of them.
+
+A run is one allocation as a backend knows it. Four promises carry everything else:
+
+- A launch is idempotent: the second one with the same allocation id does nothing, whatever became of the
+  first.
+- A launch with a fence below the highest that the backend has seen for the job is refused (`StaleFence`),
+  so that a message that was delayed cannot start a second copy.
+- Stopping an allocation that was never launched leaves a mark, and a later launch of it does nothing. An
+  end is therefore only ever reported when the backend holds a record that this run cannot begin any more.
+- An end is told by `list_seen` until `forget`: a report that got lost is made again.
+
+Losing contact raises `OutsideError`, and says nothing about what runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from apps.core.errors import OutsideError
+
+Stream = Literal["stdout", "stderr"]
+
+
+class StaleFence(OutsideError):
+    """An order came with a fence that a later attempt at the same job has overtaken."""
+
+    def __init__(self, *, job_id: int, fence: int, newest: int) -> None:
+        super().__init__(
+            f"Attempt {fence} at job {job_id} comes too late: attempt {newest} is known.", permanent=True
+        )
+
+
+class RunState(StrEnum):
+    CLAIMED = "claimed"  # the launch was noted, nothing runs yet; launching again goes on from there
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class EndReason(StrEnum):
+    """Why a run is over, as the backend can tell it."""
+
+    EXITED = "exited"  # by itself
+    STOPPED = "stopped"  # it was told to, and left after that
+    TIME_LIMIT = "time_limit"  # it was told to, because its time was up
+    BAD_COMMAND = "bad_command"  # it could not be started, and the job is to blame
+    START_FAILED = "start_failed"  # it could not be started, and the backend is to blame
+    NEVER_STARTED = "never_started"  # stopped before it began
+    LOST = "lost"  # gone without saying how
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One process of a run."""
+
+    rank: int
+    node: str
+    group: str = ""
+    device_indices: tuple[int, ...] = ()
+    command: tuple[str, ...] | None = None  # None: the order's script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Everything a backend needs to run one allocation."""
+
+    allocation_id: int
+    job_id: int
+    fence: int
+    replicas: tuple[Replica, ...]
+    script: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    time_limit_s: float | None = None  # what is left of it
+    grace_s: float = 10.0
+    play_s: float = 0.0  # how long a simulated backend lets it run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOrder:
+    """Ask a run to end: politely now, by force `grace_s` later. The earliest force asked for counts."""
+
+    allocation_id: int
+    job_id: int
+    fence: int
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One run as the backend finds it."""
+
+    allocation_id: int
+    job_id: int
+    fence: int
+    state: RunState
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    time_limit_s: float | None = None  # in force
+    exit_code: int | None = None  # 128 + n when signal n ended it
+    reason: EndReason | None = None  # when it has ended
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """A piece of a stream. Offsets are bytes; a character is never cut in two."""
+
+    text: str
+    next_offset: int
+    is_complete: bool  # nothing follows, and nothing will
+
+
+class Backend(Protocol):
+    """One cluster's way to run things. Orders come in batches, because hundreds may start in one pass."""
+
+    def launch(self, orders: Sequence[Order], *, at: datetime) -> dict[int, OutsideError]:
+        """Start these runs; return, by allocation id, those that could not be taken and why."""
+
+    def stop(self, stops: Sequence[StopOrder], *, at: datetime) -> None:
+        """Ask these runs to end. An older fence than the run's own is ignored."""
+
+    def set_limits(self, limits: Mapping[int, float | None], *, at: datetime) -> None:
+        """Change time limits, by allocation id, of runs that have not ended; None takes a limit away."""
+
+    def list_seen(self, *, at: datetime) -> list[Seen]:
+        """All runs that are not forgotten."""
+
+    def forget(self, allocation_ids: Sequence[int]) -> None:
+        """The ledger knows of these ends; logs can still be read. What has not ended is not forgotten."""
+
+    def read_log(self, allocation_id: int, *, rank: int, stream: Stream, offset: int, limit: int) -> LogChunk:
+        """Read at most `limit` bytes of what a replica wrote, from byte `offset` on."""
