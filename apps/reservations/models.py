@@ -23,8 +23,12 @@ class Reservation(models.Model):
     accelerator_type = models.ForeignKey(AcceleratorType, models.PROTECT, null=True, blank=True)
     n_devices = models.PositiveIntegerField(null=True, blank=True)
     within = models.CharField(max_length=20, choices=DomainKind.choices, blank=True)
-    teams = models.ManyToManyField(Team, blank=True, related_name="reservations", help_text="None: maintenance.")
-    is_flexible = models.BooleanField(default=True, help_text="Others may use it for work that ends before the start.")
+    teams = models.ManyToManyField(
+        Team, blank=True, related_name="reservations", help_text="None: maintenance."
+    )
+    is_flexible = models.BooleanField(
+        default=True, help_text="Others may use it for work that ends before the start."
+    )
     reason = models.CharField(max_length=500, blank=True)
     created_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField()
@@ -33,7 +37,9 @@ class Reservation(models.Model):
     class Meta:
         ordering = ["starts_at", "id"]
         constraints = [
-            models.CheckConstraint(condition=Q(starts_at__lt=F("ends_at")), name="reservation_starts_before_it_ends"),
+            models.CheckConstraint(
+                condition=Q(starts_at__lt=F("ends_at")), name="reservation_starts_before_it_ends"
+            ),
             models.CheckConstraint(
                 condition=Q(accelerator_type=None, n_devices=None)
                 | Q(accelerator_type__isnull=False, n_devices__gte=1),
