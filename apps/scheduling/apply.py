@@ -1,7 +1,7 @@
 """Writes a plan: starts through the ledger's own services, and what the pass learned about those that wait."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -46,7 +46,7 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
         n_started += len(outcomes.allocations)
         stale += outcomes.stale
     cancelled = set(taken.never_satisfied)
-    waits = [*(wait for wait in plan.waits if wait.job_id not in cancelled), *taken.left_out]
+    waits = ranked([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
     reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
     _write_forecasts(taken, plan.reserves, at=at)
     _write_use(taken, at=at)
@@ -62,6 +62,12 @@ def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime)
         return jobs.Outcomes((), tuple((start.job_id, "a limit has changed") for start in starts))
     decisions = [decision_of(taken, start) for start in starts]
     return jobs.allocate_many(decisions=decisions, pass_id=pass_id, at=at)
+
+
+def ranked(waits: Sequence[Wait], left_out: Sequence[Wait] = ()) -> list[Wait]:
+    """Places among those that still wait: what the plan starts is in nobody's way any more."""
+    in_order = [*sorted(waits, key=lambda wait: wait.rank), *left_out]
+    return [wait if wait.rank == rank else replace(wait, rank=rank) for rank, wait in enumerate(in_order, 1)]
 
 
 def decision_of(taken: Taken, start: Start) -> jobs.Decision:

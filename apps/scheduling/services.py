@@ -213,7 +213,7 @@ def preview(*, request: JobRequest, actor: User, at: datetime) -> Preview:
     facility = taken.snapshot.facility
     start = next((start for start in plan.starts if start.job_id == PREVIEW_ID), None)
     reserve = next((reserve for reserve in plan.reserves if reserve.job_id == PREVIEW_ID), None)
-    wait = next((wait for wait in plan.waits if wait.job_id == PREVIEW_ID), None)
+    wait = next((wait for wait in apply.ranked(plan.waits) if wait.job_id == PREVIEW_ID), None)
     placing = start.placing if start is not None else reserve.placing if reserve is not None else ()
     node = placing[0].node if placing else NONE
     cluster_id = int(facility.cluster[node]) if node != NONE else 0
