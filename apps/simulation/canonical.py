@@ -141,7 +141,7 @@ class _Builder:
             self.user_of[user] = g.vertex("user")
 
     def _nodes(self) -> None:
-        s, g = self.scenario, self.graph
+        s = self.scenario
         named = {event.node for event in s.events if isinstance(event, NodeEvent)}
         named.update(name for row in s.reservations for name in row.nodes or ())
         twins: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
@@ -268,7 +268,16 @@ def _node_content(row: NodeRow) -> Colour:
     return tuple(_plain(getattr(row, key)) for key in _NODE_FIELDS)
 
 
-_JOB_REFERENCES: Final = ("name", "team", "user", "reservation", "datasets", "after", "accelerators", "groups")
+_JOB_REFERENCES: Final = (
+    "name",
+    "team",
+    "user",
+    "reservation",
+    "datasets",
+    "after",
+    "accelerators",
+    "groups",
+)
 
 
 def _job_content(job: ScenarioJob) -> Colour:
@@ -384,9 +393,7 @@ def canonical_order(scenario: Scenario) -> CanonicalOrder:
 
 def _job_order(scenario: Scenario, builder: _Builder, labels: list[int]) -> tuple[int, ...]:
     """Jobs by what people would call first, then by label."""
-    label_of = {
-        row: labels[vertex] for vertex, same in builder.job_vertices.items() for row in same
-    }
+    label_of = {row: labels[vertex] for vertex, same in builder.job_vertices.items() for row in same}
 
     def key(row: int) -> tuple[float, ...]:
         job = scenario.jobs[row]

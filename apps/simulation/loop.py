@@ -42,7 +42,9 @@ from apps.simulation.world import SimJob, World, entitlement_of
 
 Line = dict[str, Any]
 ZERO: Final = Fraction(0)
-MAX_IDLE_PASSES: Final = 10_000  # passes in a row in which nothing happens; more is an engine that never rests
+MAX_IDLE_PASSES: Final = (
+    10_000  # passes in a row in which nothing happens; more is an engine that never rests
+)
 
 
 class BrokenPlan(AssertionError):
@@ -289,7 +291,8 @@ class Simulation:
             self._restate(item.node)
         self._n_idle_passes += 1
         if self._n_idle_passes > MAX_IDLE_PASSES:
-            raise AssertionError(f"Nothing happens any more, and the planner still looks ahead at {self.agenda.now_s} s.")
+            now_s = self.agenda.now_s
+            raise AssertionError(f"Nothing happens any more, and the planner still looks ahead at {now_s} s.")
         self.is_changed = True
 
     # -- jobs come and go ---------------------------------------------------------------------------
@@ -338,7 +341,12 @@ class Simulation:
         life.pace = self._pace(start)
         life.attempt = Attempt(job.runtime - life.done_s, life.pace, restart_s, job.saving)
         life.n_attempts += 1
-        life.state, life.started, life.placing, life.kind = "running", self.agenda.now, start.placing, start.kind
+        life.state, life.started, life.placing, life.kind = (
+            "running",
+            self.agenda.now,
+            start.placing,
+            start.kind,
+        )
         life.code = life.reason = life.promised = None
         if is_first:
             life.first_start = self.agenda.now
@@ -486,7 +494,9 @@ class Simulation:
     def _fail(self, node: int) -> None:
         if self.is_failed[node]:
             return
-        retry_s = self.agenda.now_s + self.policy_row.retry_backoff_s if self.policy_row.retry_backoff_s else -inf
+        retry_s = (
+            self.agenda.now_s + self.policy_row.retry_backoff_s if self.policy_row.retry_backoff_s else -inf
+        )
         for index in sorted(self.on_node[node]):
             life = self.lives[index]
             lost = self._release(life, is_lost=True)

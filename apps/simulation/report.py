@@ -72,9 +72,7 @@ def _metrics(outcome: Outcome) -> dict[str, Any]:
     ended = [life for life in outcome.lives if life.state in ("succeeded", "timed_out")]
     waits = [wait for life in ended if (wait := _wait(life)) is not None]
     slowdowns = [
-        bounded_slowdown(Served(wait, life.ran_s))
-        for life in ended
-        if (wait := _wait(life)) is not None
+        bounded_slowdown(Served(wait, life.ran_s)) for life in ended if (wait := _wait(life)) is not None
     ]
     last_end = max((life.end for life in ended if life.end is not None), default=None)
     first_submit = min((life.job.submit for life in ended), default=Fraction(0))

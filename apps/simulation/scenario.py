@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -73,7 +74,7 @@ def _rising_curve(points: list[list[float]]) -> list[list[float]]:
             raise ValueError("each cap must be a fraction of TDP above 0 and at most 1")
         if not 0 < pace <= 1:
             raise ValueError("each throughput must be a fraction above 0 and at most 1")
-    for (cap, pace), (next_cap, next_pace) in zip(points, points[1:], strict=False):
+    for (cap, pace), (next_cap, next_pace) in pairwise(points):
         if next_cap <= cap:
             raise ValueError("caps must rise from point to point")
         if next_pace < pace:
@@ -404,9 +405,7 @@ class _Reader:
             kept[key] = self.tidy(item, (*steps, key))
         return kept
 
-    def row(
-        self, model: type[RowT], value: Any, steps: tuple[str | int, ...]
-    ) -> RowT | None:
+    def row(self, model: type[RowT], value: Any, steps: tuple[str | int, ...]) -> RowT | None:
         """One row, or nothing if it has a fault."""
         if not isinstance(value, dict):
             self.fault(steps, "must be an object")
@@ -576,7 +575,9 @@ class _References:
             n_devices += row.n_nodes * row.devices
             if n_nodes > MAX_NODES or n_devices > MAX_TOTAL_DEVICES:
                 what = f"{MAX_NODES} nodes" if n_nodes > MAX_NODES else f"{MAX_TOTAL_DEVICES} devices"
-                self.reader.fault(("facility", "nodes", index, "count"), f"a scenario may have at most {what}")
+                self.reader.fault(
+                    ("facility", "nodes", index, "count"), f"a scenario may have at most {what}"
+                )
                 return names
             names.update(row.names())
         return names
@@ -747,7 +748,9 @@ class _References:
         announced = {
             row["name"]
             for row in (written if isinstance(written, list) else ())
-            if isinstance(row, dict) and row.get("type") == "demand_response" and isinstance(row.get("name"), str)
+            if isinstance(row, dict)
+            and row.get("type") == "demand_response"
+            and isinstance(row.get("name"), str)
         }
         for index, event in self.parts.events.items():
             steps = ("events", index)

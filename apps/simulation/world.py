@@ -299,9 +299,7 @@ def _saving(row: ScenarioJob) -> Saving | None:
 class _AskMaker:
     """Turns what a job row asks per replica into the engine's ask."""
 
-    def __init__(
-        self, kind_at: Mapping[str, int], memory: Mapping[int, float], anything: list[int]
-    ) -> None:
+    def __init__(self, kind_at: Mapping[str, int], memory: Mapping[int, float], anything: list[int]) -> None:
         self.kind_at, self.memory, self.anything = kind_at, memory, anything
 
     def __call__(self, asks: Asks) -> Ask:

@@ -38,7 +38,9 @@ class Agenda(Generic[ItemT]):
     def put(self, at: Fraction, rank: tuple[int, ...], item: ItemT) -> None:
         """Let `item` happen at `at`, which is not in the past."""
         if at.denominator > MAX_DENOMINATOR:
-            at = at.limit_denominator(MAX_DENOMINATOR)  # keeps long chains of odd paces from growing without end
+            at = at.limit_denominator(
+                MAX_DENOMINATOR
+            )  # keeps long chains of odd paces from growing without end
         if at < self.now:
             at = self.now
         heapq.heappush(self._heap, (float(at), rank, self._n_put, at, item))

@@ -26,7 +26,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("scenario", type=Path, metavar="SCENARIO.json")
-        parser.add_argument("--events", type=Path, metavar="OUT.jsonl", help="one JSON object a line, in time order")
+        parser.add_argument(
+            "--events", type=Path, metavar="OUT.jsonl", help="one JSON object a line, in time order"
+        )
         parser.add_argument("--summary", type=Path, metavar="OUT.json", help="jobs, metrics, losses, engine")
 
     def handle(self, *args: Any, **options: Any) -> None:
