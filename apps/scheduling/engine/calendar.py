@@ -34,7 +34,9 @@ class Calendar:
     def __init__(self, frame: Frame, tree: QuotaTree, snapshot: Snapshot) -> None:
         self.frame, self.tree = frame, tree
         self.now_s = snapshot.now_s
-        self.bookings = [b for b in snapshot.bookings if b.end_s > self.now_s]
+        live = [i for i, b in enumerate(snapshot.bookings) if b.end_s > self.now_s]
+        self.bookings = [snapshot.bookings[i] for i in live]
+        self.position = {i: position for position, i in enumerate(live)}  # of a snapshot's booking, here
         self.now = State.empty(frame, tree, self.now_s)
         self._coming: list[_Coming] = []
         self._allowed: dict[int, tuple[int, ...]] = {}

@@ -43,6 +43,9 @@ def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
         return Wait(gang.id, "dependency", sentence, ("dependency",), {"max_running": gang.array_max}, rank)
     if gang.shape.reservation != NONE:
         booking = walk.snapshot.bookings[gang.shape.reservation]
+        if now_s >= booking.end_s:
+            sentence = f"Its reservation {booking.name} is over."
+            return Wait(gang.id, "reservation", sentence, ("reservation",), {}, rank)
         if now_s < booking.start_s:
             walk.boundary_s = min(walk.boundary_s, booking.start_s)
             sentence = f"Its reservation {booking.name} begins in {_duration(booking.start_s - now_s)}."
@@ -174,7 +177,7 @@ class Explainer:
                 need_uw += frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) * ask.n_replicas
         head = walk.calendar.now.head[:-1]
         above = np.unique(frame.paths[self._mask(gang)])
-        above = above[above < len(head)]
+        above = above[above < len(head)] if (above < len(head)).any() else np.arange(len(head))
         short = [p for p in above.tolist() if int(head[p]) < need_uw] or above.tolist()
         # The highest domain that is short names the trouble best: everything below it is short for the same reason.
         worst = max(short, key=lambda p: (int((frame.paths == p).any(axis=1).sum()), -int(head[p]), -p))

@@ -65,6 +65,7 @@ class Pass:
         self.reserves: list[Reserve] = []
         self.boundary_s = inf
         self.n_promises = 0
+        self.n_quota_promises = 0
         self.strictly_behind: Gang | None = None
         self.running_of_array: dict[int, int] = {}
         for running in snapshot.running:
@@ -102,12 +103,16 @@ class Pass:
                 self._start(gang, offer)
                 continue
             blocked.append((rank, gang))
-            if self._within_quota(gang, self.calendar.now):
-                if depth == 0:
-                    if gang.shape.reservation == NONE:
-                        self.strictly_behind = gang
-                elif depth is None or self.n_promises < depth:
-                    self._promise(gang)
+            at_quota = not self._within_quota(gang, self.calendar.now)
+            if depth == 0:
+                if not at_quota and gang.shape.reservation == NONE:
+                    self.strictly_behind = gang
+            elif at_quota:
+                # Its own quota frees it at a known time: it is promised that, but takes no other job's promise away.
+                if depth is None or self.n_quota_promises < depth:
+                    self.n_quota_promises += self._promise(gang)
+            elif depth is None or self.n_promises < depth:
+                self.n_promises += self._promise(gang)
         if self.policy.explain:
             promised = {r.job_id: r.start_s for r in self.reserves}
             explainer = explain.Explainer(self)
@@ -192,10 +197,10 @@ class Pass:
                     may_use[shut] = False
                 holds = [calendar.hold(state, gang, until_s) for state in states]
             if gang.shape.reservation != NONE:
-                position = self._booking(gang.shape.reservation)
-                booking = calendar.bookings[position] if position is not None else None
-                if booking is None or position is None:
-                    return None
+                position = calendar.position.get(gang.shape.reservation)
+                if position is None:
+                    return None  # it is over
+                booking = calendar.bookings[position]
                 if first.at_s < booking.start_s or until_s > booking.end_s:
                     return None
                 booked = calendar.booked_nodes[position]
@@ -211,14 +216,6 @@ class Pass:
             named=named,
         )
         return place(self.frame, gang.shape, kind, Floor(states, holds), terms)
-
-    def _booking(self, position: int) -> int | None:
-        """Position in the calendar of a booking of the snapshot; None when it is over."""
-        wanted = self.snapshot.bookings[position]
-        for i, booking in enumerate(self.calendar.bookings):
-            if booking is wanted:
-                return i
-        return None
 
     def _now(self, gang: Gang) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
@@ -268,14 +265,14 @@ class Pass:
         why = {"level": offer.found.level, "n_nodes": len({s.node for s in placing}), "backfilled": self.n_promises > 0}
         self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
 
-    def _promise(self, gang: Gang) -> None:
+    def _promise(self, gang: Gang) -> bool:
         offer = self.earliest(gang, self.kinds(gang.shape))
         if offer is None:
-            return
-        self.n_promises += 1
+            return False
         charge = charge_of(self.frame, gang, offer.found.placing)
         self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
         self.reserves.append(Reserve(gang.id, offer.start_s, offer.found.placing))
+        return True
 
     def earliest(self, gang: Gang, kinds: tuple[int, ...]) -> Offer | None:
         """The earliest finish that what is declared now allows, later than now; None if nobody can tell."""

@@ -163,7 +163,7 @@ class Floor:
         holds: Per state, (n,) devices that belong to others' bookings then; None where there are none.
     """
 
-    __slots__ = ("cpu", "dev", "head", "mem", "states", "whole")
+    __slots__ = ("cpu", "dev", "head", "mem", "states", "whole", "wholes")
 
     def __init__(self, states: Sequence[State], holds: Sequence[IntArray | None] | None = None) -> None:
         first = states[0]
@@ -172,6 +172,7 @@ class Floor:
             wholes = [s.whole for s in states]
         else:
             wholes = [s.whole if hold is None else s.whole - hold for s, hold in zip(states, holds, strict=True)]
+        self.wholes = wholes
         if len(states) == 1:
             self.whole, self.dev, self.cpu, self.mem, self.head = wholes[0], first.dev, first.cpu, first.mem, first.head
             return
@@ -187,10 +188,10 @@ class Floor:
         A device that empties within the window may be promised whole by then; sharing it on would break the promise.
         """
         shared = np.where(self.dev < FULL, self.dev, 0)
-        for state in self.states[1:]:
+        for state, whole in zip(self.states[1:], self.wholes[1:], strict=True):
             emptied = (state.dev == FULL) & (shared > 0)
             if emptied.any():
                 per_node = np.bincount(frame.node_of_device[emptied], minlength=frame.n_nodes)
-                broken = per_node > np.maximum(state.whole, 0)
+                broken = per_node > np.maximum(whole, 0)
                 shared = np.where(emptied & broken[frame.node_of_device], 0, shared)
         return shared

@@ -1,0 +1,191 @@
+"""Small random scenes and builders for engine tests."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from apps.scheduling.engine.facts import (
+    NONE,
+    Ask,
+    Booking,
+    Domain,
+    Facility,
+    Gang,
+    Kind,
+    Running,
+    Shape,
+    Share,
+    Snapshot,
+    Team,
+)
+
+
+def _ints(values: list[int]) -> Any:
+    return np.array(values, dtype=np.int64)
+
+
+def facility(
+    *,
+    leaves: list[list[int]] | None = None,
+    devices: int = 8,
+    kinds: tuple[Kind, ...] = (Kind(1, "H100", 80.0, 700.0, 100.0),),
+    node_kinds: list[int] | None = None,
+    cpus: float = inf,
+    limits_w: dict[str, float] | None = None,
+    speeds: list[float] | None = None,
+) -> Facility:
+    """A spine with leaves; `leaves[i]` lists the rack of each node of leaf i. Racks hang in one hall."""
+    leaves = leaves or [[0, 0], [1, 1]]
+    n_racks = max(r for leaf in leaves for r in leaf) + 1
+    limits = limits_w or {}
+    domains = [Domain(1, "spine", "spine"), Domain(2, "hall", "hall", NONE, limits.get("hall", inf))]
+    domains += [Domain(10 + i, f"leaf{i}", "leaf", 0) for i in range(len(leaves))]
+    domains += [Domain(100 + r, f"rack{r}", "rack", 1, limits.get(f"rack{r}", inf)) for r in range(n_racks)]
+    leaf_of = [2 + i for i, leaf in enumerate(leaves) for _ in leaf]
+    rack_of = [2 + len(leaves) + r for leaf in leaves for r in leaf]
+    n = len(leaf_of)
+    return Facility(
+        kinds,
+        tuple(domains),
+        _ints(list(range(1, n + 1))),
+        tuple(f"n{i}" for i in range(n)),
+        _ints(node_kinds or [0] * n),
+        _ints([devices] * n),
+        np.full(n, cpus),
+        np.full(n, inf),
+        _ints([NONE] * n),
+        _ints(leaf_of),
+        _ints(rack_of),
+        _ints([NONE] * n),
+        _ints([NONE] * n),
+        np.zeros(n),
+        np.array(speeds or [1.0] * n),
+        _ints([0] * n),
+    )
+
+
+def gang(id: int = 1, replicas: int = 1, devices: int = 1, *, limit_s: float = 100.0, **more: Any) -> Gang:
+    """A job; fields of Ask and of Gang are told apart by name."""
+    ask_fields = ("share_steps", "cpus", "memory_gib", "required", "preferred", "peak_w", "kinds")
+    ask = {key: more.pop(key) for key in ask_fields if key in more}
+    ask.setdefault("kinds", (0,))
+    shape_fields = {key: more.pop(key) for key in ("cluster", "reservation") if key in more}
+    shape = Shape((Ask(n_replicas=replicas, devices=devices, **ask),), **shape_fields)
+    return Gang(id, f"job{id}", shape, sequence=id, limit_s=limit_s, **more)
+
+
+def snapshot(where: Facility, *queue: Gang, running: tuple[Running, ...] = (), **more: Any) -> Snapshot:
+    n = where.n_nodes
+    more.setdefault("is_usable", np.ones(n, dtype=bool))
+    more.setdefault("is_failed", np.zeros(n, dtype=bool))
+    more.setdefault("now_s", 0.0)
+    return Snapshot(facility=where, queue=queue, running=running, **more)
+
+
+def holds(job: Gang, *shares: tuple[int, tuple[int, ...]], ends_s: float = 50.0) -> Running:
+    """A running job of one group that holds these devices of these nodes."""
+    ask = job.shape.asks[0]
+    per = max(ask.devices, 1)
+    return Running(job, tuple(Share(0, node, len(devices) // per, devices) for node, devices in shares), -10.0, ends_s)
+
+
+@st.composite
+def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
+    """Facilities of up to 8 nodes with limits, two kinds, teams, bookings, fractions, gangs, ill nodes."""
+    n_leaves = draw(st.integers(1, 3))
+    leaves = [draw(st.lists(st.integers(0, 2), min_size=1, max_size=3)) for _ in range(n_leaves)]
+    n = sum(len(leaf) for leaf in leaves)
+    devices = draw(st.sampled_from([1, 2, 4]))
+    kinds = (
+        Kind(1, "A", 40.0, 400.0, 40.0, 1.0),
+        Kind(2, "B", 80.0, 700.0, 70.0, draw(st.sampled_from([1.0, 2.0]))),
+    )
+    limits = draw(st.dictionaries(st.sampled_from(["hall", "rack0", "rack1"]), st.sampled_from([1000.0, 2500.0, 6000.0]), max_size=2))
+    where = facility(
+        leaves=leaves,
+        devices=devices,
+        kinds=kinds,
+        node_kinds=draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)),
+        cpus=draw(st.sampled_from([inf, 4.0, 8.0])),
+        limits_w=limits,
+        speeds=draw(st.lists(st.sampled_from([1.0, 1.0, 0.5]), min_size=n, max_size=n)),
+    )
+    teams = draw(st.sampled_from([(), _TEAMS, _DEEP]))
+    bookings = draw(st.lists(_booking(n, len(teams)), max_size=2))
+    queue = [draw(_gang(i, len(teams), len(bookings))) for i in range(1, draw(st.integers(1, 10)) + 1)]
+    usable = np.array(draw(st.lists(st.sampled_from([True, True, True, False]), min_size=n, max_size=n)))
+    scene = snapshot(
+        where, *queue, is_usable=usable, is_failed=~usable, teams=teams, bookings=tuple(bookings), quota_is_checked=bool(teams)
+    )
+    if not with_running:
+        return scene
+    return _after_a_pass(draw, scene)
+
+
+def _after_a_pass(draw: st.DrawFn, scene: Snapshot) -> Snapshot:
+    """What the planner itself started becomes what runs; later work comes on top."""
+    from apps.scheduling.engine.facts import Policy
+    from apps.scheduling.engine.planner import plan
+
+    first = plan(scene, Policy(explain=False))
+    gangs = {g.id: g for g in scene.queue}
+    now_s = draw(st.sampled_from([0.0, 5.0, 30.0]))
+    running = tuple(
+        Running(gangs[s.job_id], s.placing, 0.0, s.expected_end_s) for s in first.starts if s.expected_end_s > now_s
+    )
+    started = {s.job_id for s in first.starts}
+    rest = [g for g in scene.queue if g.id not in started]
+    n_new = draw(st.integers(0, 6))
+    rest += [draw(_gang(100 + i, len(scene.teams), len(scene.bookings))) for i in range(n_new)]
+    return replace(scene, now_s=now_s, running=running, queue=tuple(rest))
+
+
+_TEAMS = (
+    Team(1, "root"),
+    Team(2, "a", 0, 1.0, {0: 4, 1: 2}, {0: 2}, {}),
+    Team(3, "b", 0, 2.0, {0: 2, 1: 4}, {}, {1: 1}, {0: 50.0}),
+)
+_DEEP = (
+    Team(1, "root", NONE, 1.0, {0: 2}),
+    Team(2, "left", 0, 1.0, {0: 2}, {0: 1}, {0: 1}),
+    Team(3, "a", 1, 1.0, {0: 2}),
+    Team(4, "b", 0, 1.0, {0: 1}, {}, {0: 0}, {0: 20.0}),
+)
+
+
+@st.composite
+def _booking(draw: st.DrawFn, n_nodes: int, n_teams: int) -> Booking:
+    start_s = draw(st.sampled_from([-5.0, 10.0, 60.0]))
+    end_s = start_s + draw(st.sampled_from([20.0, 100.0]))
+    teams = frozenset(draw(st.lists(st.integers(1, n_teams - 1), max_size=1))) if n_teams else frozenset()
+    flexible = draw(st.booleans())
+    if draw(st.booleans()):
+        nodes = tuple(draw(st.lists(st.integers(0, n_nodes - 1), min_size=1, max_size=2, unique=True)))
+        return Booking(1, "booking", start_s, end_s, nodes, teams=teams, is_flexible=flexible)
+    amount = draw(st.integers(1, 4))
+    within = draw(st.sampled_from([None, "leaf"]))
+    return Booking(1, "booking", start_s, end_s, (), draw(st.integers(0, 1)), amount, within, teams, flexible)
+
+
+@st.composite
+def _gang(draw: st.DrawFn, id: int, n_teams: int, n_bookings: int) -> Gang:
+    fraction = draw(st.sampled_from([0, 0, 0, 250_000, 333_333, 500_000]))
+    return gang(
+        id,
+        draw(st.integers(1, 4)),
+        0 if fraction else draw(st.sampled_from([0, 1, 1, 2, 4])),
+        share_steps=fraction,
+        limit_s=draw(st.sampled_from([5.0, 10.0, 50.0, 200.0, inf])),
+        cpus=draw(st.sampled_from([0.0, 0.0, 1.0, 3.0])),
+        kinds=draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0)])),
+        required=draw(st.sampled_from([None, None, "leaf", "scale_up"])),
+        peak_w=draw(st.sampled_from([None, 300.0])),
+        team=draw(st.integers(1, n_teams - 1)) if n_teams else NONE,
+        priority=draw(st.sampled_from([0, 0, 5])),
+        submitted_s=draw(st.sampled_from([-3.0, -2.0, -1.0])),
+        is_held=draw(st.sampled_from([False] * 9 + [True])),
+        reservation=draw(st.sampled_from([NONE] * 6 + list(range(n_bookings)))),
+    )

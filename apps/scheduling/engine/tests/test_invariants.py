@@ -1,0 +1,125 @@
+"""The invariants that hold for any plan, over random scenes."""
+
+import os
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apps.scheduling.engine.checker import check
+from apps.scheduling.engine.facts import NONE, Policy, Running, Snapshot
+from apps.scheduling.engine.feasibility import prove_impossible
+from apps.scheduling.engine.planner import plan
+from apps.scheduling.engine.tests.scenes import scenes
+
+SCENES = settings(
+    max_examples=int(os.environ.get("SWITCHYARD_SCENES", "300")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+DEPTHS = st.sampled_from([0, 1, 2, 64, None])
+
+
+@SCENES
+@given(scenes(), DEPTHS)
+def test_the_checker_finds_nothing_in_any_plan(scene: Snapshot, depth: int | None) -> None:
+    policy = Policy(backfill_depth=depth, explain=False)
+
+    assert check(scene, plan(scene, policy), policy) == ()
+
+
+@SCENES
+@given(scenes(), DEPTHS, st.randoms())
+def test_the_order_of_rows_and_the_names_change_nothing(scene: Snapshot, depth: int | None, random: object) -> None:
+    queue, running = list(scene.queue), list(scene.running)
+    random.shuffle(queue)  # type: ignore[attr-defined]
+    random.shuffle(running)  # type: ignore[attr-defined]
+    renamed = tuple(replace(g, name=f"x{hash(g.name) % 97}") for g in queue)
+    other = replace(scene, queue=renamed, running=tuple(running))
+    policy = Policy(backfill_depth=depth, explain=False)
+
+    assert plan(other, policy) == plan(scene, policy)
+
+
+@SCENES
+@given(scenes())
+def test_every_waiting_job_has_a_reason_and_every_job_is_answered_once(scene: Snapshot) -> None:
+    decided = plan(scene, Policy())
+
+    answered = [s.job_id for s in decided.starts] + [w.job_id for w in decided.waits]
+    assert sorted(answered) == sorted(g.id for g in scene.queue)
+    assert all(w.code and w.sentence for w in decided.waits)
+
+
+@SCENES
+@given(scenes(with_running=False))
+def test_what_the_empty_facility_holds_starts_there(scene: Snapshot) -> None:
+    usable = scene.is_usable | True
+    for gang in scene.queue:
+        alone = replace(gang, team=NONE, is_held=False, shape=replace(gang.shape, reservation=NONE))
+        empty = replace(scene, queue=(alone,), is_usable=usable, is_failed=~usable, bookings=())
+        impossible = prove_impossible(scene.facility, (), alone)
+        started = plan(empty, Policy(explain=False)).starts
+
+        assert (impossible is None) == (len(started) == 1)
+
+
+@SCENES
+@given(scenes(), st.sampled_from([1, 2, 64, None]))
+def test_what_is_started_behind_a_promise_does_not_move_it(scene: Snapshot, depth: int | None) -> None:
+    policy = Policy(backfill_depth=depth, explain=False)
+    decided = plan(scene, policy)
+    gangs = {g.id: g for g in scene.queue}
+    started = {s.job_id for s in decided.starts}
+    now = tuple(Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts)
+    again = plan(
+        replace(scene, running=scene.running + now, queue=tuple(g for g in scene.queue if g.id not in started)), policy
+    )
+
+    promised = {r.job_id: r.start_s for r in again.reserves}
+    for reserve in decided.reserves[:1]:  # the head; those behind it may take its place's place
+        assert promised.get(reserve.job_id, inf) <= reserve.start_s
+    assert again.starts == ()
+
+
+@SCENES
+@given(scenes())
+def test_a_second_pass_over_the_same_state_is_the_same(scene: Snapshot) -> None:
+    assert plan(scene, Policy()) == plan(scene, Policy())
+
+
+@SCENES
+@given(scenes(), DEPTHS)
+def test_a_queue_drains_and_use_returns_to_nothing(scene: Snapshot, depth: int | None) -> None:
+    policy = Policy(backfill_depth=depth, explain=False)
+    usable = scene.is_usable | True
+    possible = [
+        g for g in scene.queue if not g.is_held and g.shape.reservation == NONE and g.limit_s != inf
+        and prove_impossible(scene.facility, (), g) is None
+    ]
+    scene = replace(
+        scene, is_usable=usable, is_failed=~usable, queue=tuple(possible), bookings=(), teams=(), quota_is_checked=False,
+        running=tuple(replace(r, ends_s=min(r.ends_s, scene.now_s + 300)) for r in scene.running),
+    )  # fmt: skip
+    scene = replace(
+        scene,
+        queue=tuple(replace(g, team=NONE) for g in scene.queue),
+        running=tuple(replace(r, gang=replace(r.gang, team=NONE)) for r in scene.running),
+    )
+    for _ in range(200):
+        decided = plan(scene, policy)
+        gangs = {g.id: g for g in scene.queue}
+        now = tuple(Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts)
+        running = (*scene.running, *now)
+        queue = tuple(g for g in scene.queue if g.id not in {r.gang.id for r in now})
+        if not running:
+            break
+        next_s = min(r.ends_s for r in running)
+        scene = replace(
+            scene, now_s=next_s, running=tuple(r for r in running if r.ends_s > next_s), queue=queue
+        )
+    else:
+        pytest.fail("the queue does not drain")
+    assert scene.queue == () and scene.running == ()
