@@ -32,5 +32,5 @@ class DecayedUse:
         return {kind: self._faded(use, now_s) for kind, use in sorted(self._use.get(team, {}).items())}
 
     def _faded(self, use: _Use, now_s: float) -> float:
-        fade = 0.5 ** ((now_s - use.at_s) / self._half_life_s)
+        fade: float = 0.5 ** ((now_s - use.at_s) / self._half_life_s)
         return use.value_s * fade + use.rate / SHARE_STEPS * self._half_life_s / log(2) * (1 - fade)

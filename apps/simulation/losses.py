@@ -65,7 +65,7 @@ class Ledger:
         self._held = [0] * len(self._kind)
         self._bookings = bookings
         self._nominal = [
-            exact(facility.kinds[kind].speed) * max(1, exact(speed))
+            exact(facility.kinds[kind].speed) * max(Fraction(1), exact(speed))
             for kind, speed in zip(self._kind, facility.speed.tolist(), strict=True)
         ]
         # Free steps by state and kind, kept up with every change.

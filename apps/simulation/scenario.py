@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from apps.core.strict import Cores
 from apps.jobs.spec import (
     MAX_W,
     POWER_KINDS,
-    Cores,
     Count,
     CountOrZero,
     Gib,

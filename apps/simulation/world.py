@@ -140,10 +140,10 @@ def _facility(
     def leaf_of(row: NodeRow) -> str | None:
         return row.leaf if row.leaf is not None or row.scale_up is None else parent_leaf.get(row.scale_up)
 
-    def places(names: list[str | None]) -> np.ndarray:  # type: ignore[type-arg]
+    def places(names: list[str | None]) -> np.ndarray:
         return np.array([NONE if name is None else domain_at[name] for name in names], dtype=np.int64)
 
-    def floats(values: list[float | None]) -> np.ndarray:  # type: ignore[type-arg]
+    def floats(values: list[float | None]) -> np.ndarray:
         return np.array([inf if value is None else value for value in values], dtype=np.float64)
 
     names_of: dict[int, list[str]] = {}

@@ -28,7 +28,7 @@ def mean(values: Sequence[Fraction | int | float]) -> float | None:
     """Mean, summed exactly; None of nothing."""
     if not values:
         return None
-    return float(sum(map(Fraction, values), Fraction(0)) / len(values))
+    return float(sum((Fraction(value) for value in values), Fraction(0)) / len(values))
 
 
 def element_at(values: Sequence[Fraction | int | float], share: Fraction) -> float | None:
