@@ -60,6 +60,7 @@ app.conf.update(
     task_queues=[Queue(name) for name in (PLANNING, EXECUTION, POWER, ROLLUPS)],
     task_default_queue=ROLLUPS,
     task_routes={
+        "scheduling.rollup": {"queue": ROLLUPS},
         "scheduling.*": {"queue": PLANNING},
         "execution.*": {"queue": EXECUTION},
         "power.*": {"queue": POWER},
@@ -68,6 +69,8 @@ app.conf.update(
     beat_schedule={
         "plan": _beat("scheduling.run_pass", every_s=1.0),  # goes home unless a time boundary was crossed
         "reconcile": _beat("execution.reconcile", every_s=1.0),
+        "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
+        "roll up": _beat("scheduling.rollup", every_s=60.0),
     },
     # Beats need no memory: what they start looks at the database. A file would only be there to be torn by a kill.
     beat_scheduler="celery.beat:Scheduler",
