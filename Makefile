@@ -34,8 +34,8 @@ format: .venv/dev.stamp ## put the code in shape
 
 lock: .venv/dev.stamp ## pin the whole tree of requirements again, with hashes
 	$(PIP) install uv
-	$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url $(UPGRADE) -o requirements.txt requirements.in
-	$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url $(UPGRADE) -c requirements.txt -o requirements-dev.txt requirements-dev.in
+	$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header $(UPGRADE) -o requirements.txt requirements.in
+	$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header $(UPGRADE) -c requirements.txt -o requirements-dev.txt requirements-dev.in
 
 clean: ## remove caches (var/ and .venv stay)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
