@@ -382,7 +382,7 @@ class Simulation:
                 self.on_node[share.node].add(job.index)
             else:
                 self.on_node[share.node].discard(job.index)
-        if job.gang.team != NONE and life.kind != NONE and self.world.quota_is_checked:
+        if job.gang.team != NONE and life.kind != NONE and self.world.has_teams:
             self.use.change(job.gang.team, life.kind, sign * job.device_steps, self.agenda.now_s)
 
     def _release(self, life: Life, *, is_lost: bool) -> Fraction:
@@ -535,7 +535,7 @@ class Simulation:
     def _snapshot(self) -> Snapshot:
         now_s = self.agenda.now_s
         teams = tuple(self.teams)
-        if self.world.quota_is_checked and self.queue:
+        if self.world.has_teams and self.queue:
             teams = tuple(
                 replace(team, decayed_use_s=self.use.of(position, now_s))
                 for position, team in enumerate(self.teams)
@@ -549,7 +549,7 @@ class Simulation:
             queue=tuple(self.queue.values()),
             teams=teams,
             bookings=self.world.bookings,
-            quota_is_checked=self.world.quota_is_checked,
+            quota_is_checked=bool(teams),  # labels own nothing and limit nothing
         )
 
     def _plan(self) -> None:

@@ -64,7 +64,7 @@ class World:
     jobs: tuple[SimJob, ...]
     events: tuple[EventRow, ...]  # in canonical order
     policy: Policy
-    quota_is_checked: bool
+    has_teams: bool
 
 
 def build_world(scenario: Scenario) -> World:
@@ -79,7 +79,9 @@ def build_world(scenario: Scenario) -> World:
     if scenario.teams:
         team_at = {row.name: position for position, row in enumerate(team_rows)}
     else:
-        team_at = {label: position for position, label in enumerate(order.labels)}
+        # Without teams a team is a label; it matters only where a reservation is kept for it.
+        labels = order.labels if any(row.teams for row in scenario.reservations) else ()
+        team_at = {label: position for position, label in enumerate(labels)}
     bookings, booking_at = _bookings(scenario, order, node_at, kind_at, team_at)
     jobs = _jobs(scenario, order, kind_at, team_at, booking_at)
     return World(
@@ -90,12 +92,12 @@ def build_world(scenario: Scenario) -> World:
         team_at=team_at,
         job_at={job.name: job.index for job in jobs},
         kind_at=kind_at,
-        teams=_teams(team_rows, order, team_at, kind_at),
+        teams=_teams(team_rows, team_at, kind_at),
         bookings=bookings,
         jobs=jobs,
         events=tuple(scenario.events[row] for row in order.events),
         policy=policy_of(scenario),
-        quota_is_checked=bool(scenario.teams),
+        has_teams=bool(scenario.teams),
     )
 
 
@@ -181,11 +183,9 @@ def entitlement_of(quota: Mapping[str, int], kind_at: Mapping[str, int]) -> dict
     return _by_kind(quota, kind_at)
 
 
-def _teams(
-    rows: list[TeamRow], order: CanonicalOrder, team_at: Mapping[str, int], kind_at: Mapping[str, int]
-) -> tuple[Team, ...]:
+def _teams(rows: list[TeamRow], team_at: Mapping[str, int], kind_at: Mapping[str, int]) -> tuple[Team, ...]:
     if not rows:
-        return tuple(Team(position, label) for position, label in enumerate(order.labels))
+        return tuple(Team(position, label) for label, position in team_at.items())
     return tuple(
         Team(
             id=position,
@@ -255,7 +255,7 @@ def _jobs(
             id=position,
             name=row.name,
             shape=shape,
-            team=NONE if row.team is None else team_at[row.team],
+            team=NONE if row.team is None else team_at.get(row.team, NONE),
             user=NONE if row.user is None else user_at[row.user],
             priority=row.priority,
             submitted_s=row.submit,

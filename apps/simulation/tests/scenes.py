@@ -207,7 +207,9 @@ def scenes(draw: st.DrawFn, max_jobs: int = 10) -> Scene:
         name
         for node in facility["nodes"]
         for name in (
-            [f"{node['name']}-{i + 1:04d}" for i in range(node["count"])] if "count" in node else [node["name"]]
+            [f"{node['name']}-{i + 1:04d}" for i in range(node["count"])]
+            if "count" in node
+            else [node["name"]]
         )
     ]
     reservations = draw(reservation_lists(names, leaves))

@@ -100,7 +100,12 @@ FACILITY_FAULTS = {
         "facility.accelerator_types[0].power_curve",
     ),
     "cycle": (
-        {"domains": [{"name": "a", "kind": "hall", "parent": "b"}, {"name": "b", "kind": "hall", "parent": "a"}]},
+        {
+            "domains": [
+                {"name": "a", "kind": "hall", "parent": "b"},
+                {"name": "b", "kind": "hall", "parent": "a"},
+            ]
+        },
         "facility.domains[0].parent",
     ),
     "upside down": (
@@ -122,9 +127,15 @@ def test_a_fault_of_the_facility_names_its_path(facility, path):
 
 
 OTHER_FAULTS = {
-    "empty window": ({"reservations": [{"name": "r", "start": 5, "end": 5, "nodes": ["n0"]}]}, "reservations[0]"),
+    "empty window": (
+        {"reservations": [{"name": "r", "start": 5, "end": 5, "nodes": ["n0"]}]},
+        "reservations[0]",
+    ),
     "nothing reserved": ({"reservations": [{"name": "r", "start": 1, "end": 5}]}, "reservations[0]"),
-    "team cycle": ({"teams": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]}, "teams[0].parent"),
+    "team cycle": (
+        {"teams": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]},
+        "teams[0].parent",
+    ),
     "quota of an unknown type": ({"teams": [{"name": "a", "quota": {"Z": 1}}]}, "teams[0].quota.Z"),
     "job without team": ({"teams": [{"name": "a"}]}, "jobs[0].team"),
     "event on an unknown node": ({"events": [{"t": 1, "type": "node_fail", "node": "x"}]}, "events[0].node"),
@@ -171,13 +182,21 @@ def test_numbers_that_are_no_numbers_are_refused(word):
 
 
 def test_a_key_given_twice_is_refused():
-    assert faults(b'{"jobs": [{"name": "a", "runtime": 1, "runtime": 2}]}') == ["jobs[0].runtime: is given twice"]
+    assert faults(b'{"jobs": [{"name": "a", "runtime": 1, "runtime": 2}]}') == [
+        "jobs[0].runtime: is given twice"
+    ]
 
 
 def test_all_faults_are_told_at_once():
     scene = scene_of({"runtime": -1}, {"colour": 1}, {"after": ["x"]}, policy={"order": "age"}, until="soon")
 
-    assert sorted(paths(scene)) == ["jobs[0].runtime", "jobs[1].colour", "jobs[2].after[0]", "policy.order", "until"]
+    assert sorted(paths(scene)) == [
+        "jobs[0].runtime",
+        "jobs[1].colour",
+        "jobs[2].after[0]",
+        "policy.order",
+        "until",
+    ]
 
 
 def test_a_cycle_of_dependencies_names_each_job_on_it():
@@ -187,7 +206,9 @@ def test_a_cycle_of_dependencies_names_each_job_on_it():
 
 
 def test_parent_and_limit_alone_may_be_null():
-    scene = scene_of(facility={"domains": [{"name": "f", "kind": "facility", "parent": None, "power_limit_w": None}]})
+    scene = scene_of(
+        facility={"domains": [{"name": "f", "kind": "facility", "parent": None, "power_limit_w": None}]}
+    )
     scene["events"] = [{"t": 1, "type": "set_power_limit", "domain": "f", "power_limit_w": None}]
 
     assert read_scenario(json.dumps(scene).encode()).domains[0].power_limit_w is None
@@ -206,7 +227,15 @@ UNSUPPORTED = {
     "demand_response": {
         "facility": {"domains": [{"name": "f", "kind": "facility"}]},
         "events": [
-            {"t": 1, "type": "demand_response", "name": "d", "domain": "f", "start": 1, "duration": 1, "reduce_w": 5}
+            {
+                "t": 1,
+                "type": "demand_response",
+                "name": "d",
+                "domain": "f",
+                "start": 1,
+                "duration": 1,
+                "reduce_w": 5,
+            }
         ],
     },
 }

@@ -1,0 +1,151 @@
+"""What must hold in every simulation, over random scenes."""
+
+from collections import defaultdict
+from fractions import Fraction
+
+from hypothesis import HealthCheck, given, settings
+
+from apps.simulation import report
+from apps.simulation.replay.heap import exact
+from apps.simulation.tests.scenes import run_scene, scene_of, scenes
+
+SLOW = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+LEAVES = ("finish", "timeout", "cancel", "node_lost")
+
+
+def device_use(outcome):
+    """Share of each device in use after each line, and who holds what."""
+    held: dict[str, list[tuple[tuple[str, int], Fraction]]] = {}
+    use: dict[tuple[str, int], Fraction] = defaultdict(Fraction)
+    for line in outcome.lines:
+        if line["event"] == "start":
+            assert line["job"] not in held
+            held[line["job"]] = [
+                ((entry["node"], device), exact(entry["share"]))
+                for entry in line["placement"]
+                for device in entry["devices"]
+            ]
+            for device, share in held[line["job"]]:
+                use[device] += share
+        elif line["event"] in LEAVES:
+            for device, share in held.pop(line["job"], ()):
+                use[device] -= share
+        yield line, use, held
+
+
+@SLOW
+@given(scenes())
+def test_no_device_has_more_than_one_whole_owner(scene):
+    for _, use, _ in device_use(run_scene(scene)):
+        assert all(0 <= share <= 1 for share in use.values())
+
+
+@SLOW
+@given(scenes())
+def test_a_gang_starts_whole(scene):
+    replicas = {job["name"]: job.get("replicas", 1) for job in scene["jobs"]}
+    for line in run_scene(scene).lines:
+        if line["event"] == "start":
+            placed = sum(
+                entry["replicas"] * (1 if entry["share"] == 1 or len(entry["devices"]) <= 1 else 1)
+                for entry in line["placement"]
+            )
+            assert placed == replicas[line["job"]]
+
+
+@SLOW
+@given(scenes())
+def test_after_all_jobs_have_ended_nothing_is_held(scene):
+    outcome = run_scene(scene)
+    states = {life.job.name: life.state for life in outcome.lives}
+    *_, held = list(device_use(outcome))[-1] if outcome.lines else ((), {}, {})
+
+    assert {name for name, state in states.items() if state == "running"} == set(held)
+
+
+@SLOW
+@given(scenes())
+def test_losses_sum_exactly_to_the_capacity(scene):
+    outcome = run_scene(scene)
+    losses = report.summary(outcome)["losses"]
+    capacity = float(Fraction(outcome.ledger.n_steps, 1_000_000) * outcome.horizon)
+
+    assert sum(losses.values()) == capacity
+    assert sum(reversed(losses.values())) == capacity
+    assert all(amount >= 0 for amount in losses.values())
+    # Not only by rounding: what was counted is the capacity.
+    assert abs(outcome.ledger.held_and_free - Fraction(capacity)) < Fraction(1, 10**6)
+
+
+@SLOW
+@given(scenes())
+def test_time_never_goes_back_and_releases_come_before_starts(scene):
+    last_t, has_started = -1, False
+    for line in run_scene(scene).lines:
+        assert line["t"] >= last_t
+        has_started = has_started and line["t"] == last_t
+        has_started |= line["event"] == "start"
+        assert not (has_started and line["event"] in ("finish", "timeout", "node_lost"))
+        last_t = line["t"]
+
+
+@SLOW
+@given(scenes())
+def test_no_domain_draws_more_than_a_limit_that_never_changed(scene):
+    events = scene.pop("events")
+    scene["events"] = [event for event in events if event["type"] != "set_power_limit"]
+    peaks = report.summary(run_scene(scene))["metrics"]["peak_power_w"]
+    idle = report.summary(run_scene({**scene, "jobs": [], "events": [], "until": 1}))["metrics"][
+        "peak_power_w"
+    ]
+    for domain in scene["facility"]["domains"]:
+        if "power_limit_w" in domain:
+            # A limit under the idle draw cannot be kept; then nothing is started above it.
+            allowed = max(domain["power_limit_w"], idle[domain["name"]])
+            assert peaks[domain["name"]] <= allowed + 1e-6
+
+
+@SLOW
+@given(scenes())
+def test_every_line_belongs_to_the_life_of_its_job(scene):
+    state: dict[str, str] = defaultdict(lambda: "pending")
+    follows = {
+        "submit": {"pending"},
+        "reject": {"queued"},
+        "start": {"queued"},
+        "reserve": {"queued"},
+        "finish": {"running"},
+        "timeout": {"running"},
+        "node_lost": {"running"},
+        "cancel": {"pending", "queued", "running"},
+    }
+    becomes = {"submit": "queued", "start": "running", "node_lost": "queued", "reserve": "queued"}
+    for line in run_scene(scene).lines:
+        assert state[line["job"]] in follows[line["event"]]
+        state[line["job"]] = becomes.get(line["event"], "over")
+
+
+@SLOW
+@given(scenes())
+def test_what_still_waits_says_why(scene):
+    outcome = run_scene(scene)
+    is_planned = "until" not in scene and not scene["policy"].get("pass_interval")
+    for told in report.summary(outcome)["jobs"].values():
+        if told["state"] == "queued" and is_planned:
+            assert told["code"]
+            assert told["reason"]
+
+
+def test_a_promise_is_kept_though_jobs_behind_are_backfilled():
+    jobs = [
+        {"devices": d, "runtime": r, "time_limit": r + 5, "submit": s}
+        for s, (d, r) in enumerate([(6, 40), (8, 20), (2, 30), (1, 90), (4, 10), (8, 15), (2, 35), (1, 5)])
+    ]
+    for depth in (1, 2, "all"):
+        lines = run_scene(scene_of(*jobs, policy={"backfill_depth": depth})).lines
+        first = {}
+        for line in lines:
+            if line["event"] == "reserve":
+                first.setdefault(line["job"], line["expected_start"])
+        begun = {line["job"]: line["t"] for line in lines if line["event"] == "start"}
+        assert all(begun[name] <= promised for name, promised in first.items())
