@@ -32,10 +32,12 @@ class _Checker:
         for job_id, n in seen.items():
             if n > 1 or job_id in self.running:
                 yield Fault("gang", job_id, "starts although it runs already" if n == 1 else "starts twice")
-        known = [start for start in self.plan.starts if start.job_id in self.gangs]
+        known = [s for s in self.plan.starts if s.job_id in self.gangs and self._is_sane(s.job_id, s.placing)]
         for start in self.plan.starts:
             if start.job_id not in self.gangs:
                 yield Fault("gang", start.job_id, "is not in the queue")
+            elif not self._is_sane(start.job_id, start.placing):
+                yield Fault("gang", start.job_id, "names a group or a node that does not exist")
         for start in known:
             gang = self.gangs[start.job_id]
             yield from self._ready(gang)
@@ -47,6 +49,10 @@ class _Checker:
         yield from self._quota(placed)
         yield from self._arrays(placed)
         yield from self._promises()
+
+    def _is_sane(self, job_id: int, placing: Placing) -> bool:
+        n_groups, n_nodes = len(self.gangs[job_id].shape.asks), len(self.facility.node_id)
+        return all(0 <= share.group < n_groups and 0 <= share.node < n_nodes for share in placing)
 
     # -- the job itself -----------------------------------------------------------------------------------------------
 
@@ -64,9 +70,6 @@ class _Checker:
         kinds: set[int] = set()
         places: dict[int, set[int]] = defaultdict(set)
         for share in placing:
-            if not (0 <= share.group < len(gang.shape.asks) and 0 <= share.node < len(self.facility.node_id)):
-                yield Fault("gang", gang.id, "names a group or a node that does not exist")
-                return
             ask = gang.shape.asks[share.group]
             node = share.node
             if share.n_replicas < 1:
@@ -169,7 +172,7 @@ class _Checker:
         memory: dict[int, float] = defaultdict(float)
         for gang, placing in self._all(placed):
             for share in placing:
-                if share.node not in touched or share.group >= len(gang.shape.asks):
+                if share.node not in touched:
                     continue
                 ask = gang.shape.asks[share.group]
                 for device in share.devices:
@@ -195,8 +198,6 @@ class _Checker:
         load: dict[int, float] = defaultdict(float)
         for gang, placing in placed:
             for share in placing:
-                if share.group >= len(gang.shape.asks):
-                    continue
                 watts = self._peak_w(gang, share.group, share.node) * share.n_replicas
                 for domain in self._domains_of(share.node):
                     load[domain] += watts
