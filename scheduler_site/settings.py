@@ -65,7 +65,7 @@ MIDDLEWARE = [
 
 ROOT_URLCONF = "scheduler_site.urls"
 WSGI_APPLICATION = "scheduler_site.wsgi.application"
-APPEND_SLASH = False
+APPEND_SLASH = True  # pages end in a slash, addresses of the API do not
 
 TEMPLATES = [
     {
@@ -93,9 +93,9 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_USER_MODEL = "teams.User"
-LOGIN_URL = "/sign-in"
+LOGIN_URL = "dashboard:login"
 LOGIN_REDIRECT_URL = "/"
-LOGOUT_REDIRECT_URL = "/sign-in"
+LOGOUT_REDIRECT_URL = "dashboard:login"
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.Argon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
