@@ -61,6 +61,7 @@ class Filters:
     name_prefix: str = ""
     reason: str = ""
     cluster: str = ""
+    array_id: int | None = None
 
 
 def queue_rows(viewer: User, filters: Filters = Filters()) -> QuerySet[Job]:
@@ -77,10 +78,10 @@ def queue_rows(viewer: User, filters: Filters = Filters()) -> QuerySet[Job]:
     if filters.name_prefix:
         rows = rows.filter(name__startswith=filters.name_prefix)
     if filters.cluster:
-        rows = rows.filter(
-            Q(cluster__name=filters.cluster)
-            | Q(allocations__cluster__name=filters.cluster, allocations__ended_at=None)
-        ).distinct()
+        there = Allocation.objects.filter(cluster__name=filters.cluster, ended_at=None)
+        rows = rows.filter(Q(cluster__name=filters.cluster) | Q(pk__in=there.values("job")))
+    if filters.array_id is not None:
+        rows = rows.filter(array=filters.array_id)
     if filters.reason == "held":
         rows = rows.filter(state=State.QUEUED).filter(Q(is_held=True) | Q(reason__code="held"))
     elif filters.reason:

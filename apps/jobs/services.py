@@ -521,13 +521,14 @@ def _array_room(jobs: Iterable[Job]) -> dict[int | None, int]:
     ids = {job.array_id for job in jobs if job.array_id is not None}
     if not ids:
         return {}
-    room: dict[int | None, int] = dict(
-        JobArray.objects.filter(pk__in=ids)
+    room: dict[int | None, int] = {
+        array_id: most or 0
+        for array_id, most in JobArray.objects.filter(pk__in=ids)
         .exclude(max_running=None)
         .order_by("id")
         .select_for_update()
         .values_list("id", "max_running")
-    )
+    }
     for array_id in Job.objects.filter(array__in=room, state__in=HOLDING).values_list("array_id", flat=True):
         room[array_id] -= 1
     return room

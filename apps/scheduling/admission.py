@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from django.db import connection
 
@@ -44,7 +44,8 @@ def require_possible(requests: Sequence[JobRequest]) -> None:
         Infeasible: with the proof for each request that it could not.
     """
     known = _facility(clock.now())
-    faults, facts = [], {}
+    faults: list[Fault] = []
+    facts: dict[str, Any] = {}
     for index, request in enumerate(requests):
         impossible = _verdict(known, request)
         if impossible is not None:

@@ -40,7 +40,8 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     """Write what the plan decided; each decision is checked again under locks, and dropped if it has gone stale."""
     for job_id in taken.never_satisfied:
         jobs.cancel_unsatisfiable(job_id=job_id, at=at)
-    n_started, stale = 0, []
+    n_started = 0
+    stale: list[tuple[int, str]] = []
     for starts in _batched(plan.starts, STARTS_AT_ONCE):
         outcomes = _start(taken, starts, pass_id=pass_id, at=at)
         n_started += len(outcomes.allocations)
@@ -156,7 +157,7 @@ class _Reasons:
         changed = [wait for wait in waits if self._has_changed(wait, at_s)]
         changed.sort(key=lambda wait: wait.rank)
         now, later = changed[:REASONS_AT_ONCE], changed[REASONS_AT_ONCE:]
-        gone = [job_id for job_id in self.known.keys() - {wait.job_id for wait in waits}]
+        gone = list(self.known.keys() - {wait.job_id for wait in waits})
         with transaction.atomic():
             for some in _batched(now, 5000):
                 self._upsert(some, pass_id, at)
@@ -195,7 +196,8 @@ class _Reasons:
                 "INSERT INTO scheduling_reason"
                 " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at)"
                 " SELECT job_id, %s, %s, code, left(sentence, 1000), binding::jsonb, facts::jsonb, rank, expected"
-                " FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[], %s::timestamptz[])"
+                " FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[],"
+                " %s::timestamptz[])"
                 " AS new(job_id, code, sentence, binding, facts, rank, expected)"
                 " ON CONFLICT (job_id) DO UPDATE SET pass_id = excluded.pass_id, at = excluded.at,"
                 " code = excluded.code, sentence = excluded.sentence, binding = excluded.binding,"

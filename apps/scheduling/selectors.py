@@ -61,7 +61,7 @@ def has_unseen_rules(seen: str, seen_below: int) -> bool:
 def _has_unseen(seen: str, seen_below: int, condition: str, kinds: tuple[str, ...]) -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint < %s OR EXISTS ("
+            "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint < %s OR EXISTS ("  # noqa: S608 (our own words)
             " SELECT 1 FROM events_event WHERE transaction_id >= %s"
             f" AND NOT pg_visible_in_snapshot(transaction_id::text::xid8, %s::pg_snapshot) AND {condition})",
             # A database restored elsewhere counts its transactions anew: then nothing is known to be seen.

@@ -43,13 +43,13 @@ def run_pass(*, at: datetime) -> Pass | None:
     came while it held the lock is never left lying.
     """
     began_s = clock.monotonic_s()
-    last: Pass | None = None
+    now, last = at, None
     for _ in range(_MOST_ROUNDS):
-        now = at + timedelta(seconds=clock.monotonic_s() - began_s)
         with _single_flight() as is_ours:
             if not is_ours or not _is_due(now):
                 return last
             last = _one_pass(now)
+        now = at + timedelta(seconds=clock.monotonic_s() - began_s)
     return last
 
 

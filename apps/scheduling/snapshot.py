@@ -21,6 +21,7 @@ from apps.jobs import intake
 from apps.jobs.lifecycle import ENDED, State
 from apps.jobs.models import Desired
 from apps.jobs.spec import SHARE_STEPS, Asks, JobRequest
+from apps.reservations.selectors import windows
 from apps.scheduling.engine.facts import (
     NONE,
     Ask,
@@ -39,7 +40,6 @@ from apps.scheduling.engine.facts import (
     Wait,
 )
 from apps.scheduling.selectors import current_policy
-from apps.scheduling.windows import windows
 
 HORIZON: Final = timedelta(days=60)  # reservations further ahead do not matter yet
 PREVIEW_ID: Final = 0  # id of a gang that is not in the ledger
@@ -420,7 +420,8 @@ class _Reader:
 
     def _read_gangs(self, job_ids: list[int]) -> dict[int, Gang]:
         rows = self.rows(
-            f"SELECT {_GANG_COLUMNS} FROM jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
+            f"SELECT {_GANG_COLUMNS}"  # noqa: S608 (columns of our own)
+            " FROM jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
             " WHERE job.id = ANY(%s)",
             job_ids,
         )
@@ -493,7 +494,7 @@ class _Reader:
 
     def read_queue(self) -> tuple[list[Gang], tuple[int, ...], tuple[Wait, ...]]:
         versions = self.rows("SELECT id, version FROM jobs_job WHERE state = %s ORDER BY id", State.QUEUED)
-        gangs = self.gangs_of(versions)  # type: ignore[arg-type]  # two columns
+        gangs = self.gangs_of(versions)
         self._forget_others(gangs)
         waits: dict[int, list[str]] = defaultdict(list)
         never: set[int] = set()
@@ -575,11 +576,12 @@ class _Reader:
         shares: dict[int, list[Share]] = {allocation_id: [] for allocation_id in gang_of}
         for allocation_id, group, node_id, n_replicas, steps, devices in self.rows(
             "SELECT placement.allocation_id, placement.group_index, placement.node_id, placement.n_replicas,"
-            f" (claim.share * {SHARE_STEPS})::bigint, array_agg(device.index ORDER BY device.index)"
+            " (claim.share * %s)::bigint, array_agg(device.index ORDER BY device.index)"
             " FROM jobs_placement placement LEFT JOIN jobs_deviceclaim claim ON claim.placement_id = placement.id"
             " LEFT JOIN inventory_device device ON device.id = claim.device_id"
             " WHERE placement.allocation_id = ANY(%s) GROUP BY placement.id, claim.share"
             " ORDER BY placement.allocation_id, placement.group_index, placement.first_rank, placement.node_id",
+            SHARE_STEPS,
             list(gang_of),
         ):
             node = self.node_at[node_id]
@@ -619,7 +621,8 @@ class _Reader:
             " JOIN jobs_placement placement ON placement.allocation_id = allocation.id"
             " JOIN inventory_node node ON node.id = placement.node_id"
             " JOIN jobs_deviceclaim claim ON claim.placement_id = placement.id"
-            " WHERE allocation.ended_at > to_timestamp(%s) GROUP BY allocation.id, job.team_id, node.accelerator_type_id",
+            " WHERE allocation.ended_at > to_timestamp(%s)"
+            " GROUP BY allocation.id, job.team_id, node.accelerator_type_id",
             since_s if since_s is not None else 0.0,
         ):
             key = self.team_at[team_id], kind_at[kind_id]
@@ -663,15 +666,22 @@ def _decayed_s(
         return 0.0
     rate: float = log(2) / half_life_s
     recent, old = 0.5 ** ((now_s - until_s) / half_life_s), 0.5 ** ((now_s - start_s) / half_life_s)
-    return (recent - old) / rate
+    held_s: float = (recent - old) / rate
+    return held_s
+
+
+_RULE_VERSIONS: Final = (
+    "SELECT 'limit', id, version FROM power_powerlimit ORDER BY id",
+    "SELECT 'team', id, version FROM teams_team ORDER BY id",
+    "SELECT 'policy', id, version FROM scheduling_policysetting ORDER BY id",
+)
 
 
 def rule_versions(cursor: Any, *, lock: bool = False) -> tuple[Row, ...]:
     """Versions of everything that sets limits: a plan is only as good as these. With `lock` none changes meanwhile."""
-    suffix = " FOR SHARE" if lock else ""
     found: list[Row] = []
-    for table in ("power_powerlimit", "teams_team", "scheduling_policysetting"):
-        cursor.execute(f"SELECT '{table}', id, version FROM {table} ORDER BY id{suffix}")
+    for query in _RULE_VERSIONS:
+        cursor.execute(f"{query} FOR SHARE" if lock else query)
         found += cursor.fetchall()
     return tuple(found)
 

@@ -32,11 +32,14 @@ class Fleet:
 
     def claimed(self) -> Decimal:
         return sum(
-            Device.objects.filter(node__cluster=self.cluster).values_list("claimed_share", flat=True), Decimal(0)
+            Device.objects.filter(node__cluster=self.cluster).values_list("claimed_share", flat=True),
+            Decimal(0),
         )
 
 
-def fleet(n_nodes: int = 2, n_devices: int = 4, *, kind: str = "", backend: str = Backend.LOCAL, **node: Any) -> Fleet:
+def fleet(
+    n_nodes: int = 2, n_devices: int = 4, *, kind: str = "", backend: str = Backend.LOCAL, **node: Any
+) -> Fleet:
     number = next(_numbers)
     name = kind or f"type-{number}"
     of = AcceleratorType.objects.filter(name=name).first() or AcceleratorType.objects.create(
@@ -80,7 +83,14 @@ def job(of: Team, actor: User, *, at: datetime = NOON, **fields: Any) -> Job:
 def grant(node: Node, devices: Sequence[int] = (0,), *, share: str = "1", **fields: Any) -> services.Grant:
     shares = tuple((index, Decimal(share)) for index in devices)
     return services.Grant(
-        **{"node_id": node.pk, "group_index": 0, "n_replicas": 1, "first_rank": 0, "device_shares": shares, **fields}
+        **{
+            "node_id": node.pk,
+            "group_index": 0,
+            "n_replicas": 1,
+            "first_rank": 0,
+            "device_shares": shares,
+            **fields,
+        }
     )
 
 

@@ -15,7 +15,17 @@ from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job
 from apps.jobs.selectors import ledger_faults
 from apps.jobs.tests.builders import (
-    NOON, allocate, end, fleet, grant, job, later, person, request, start, team,
+    NOON,
+    allocate,
+    end,
+    fleet,
+    grant,
+    job,
+    later,
+    person,
+    request,
+    start,
+    team,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,7 +80,9 @@ def test_gangs_that_want_each_others_devices_never_wait_in_a_circle():
         made = [job(ours, me) for _ in range(4)]
         first, second = (grant(node, (0, 1, 2, 3)) for node in here.nodes)
         orders = [(first, second), (second, first), (first, second), (second, first)]
-        outcomes = at_once(*(lambda one=one, o=o: allocate(one, here, *o) for one, o in zip(made, orders, strict=True)))
+        outcomes = at_once(
+            *(lambda one=one, o=o: allocate(one, here, *o) for one, o in zip(made, orders, strict=True))
+        )
         assert unforeseen(outcomes) == []
         (won,) = [one for one in outcomes if isinstance(one, Allocation)]
         end(won, "succeeded", at=later(at))
@@ -114,7 +126,10 @@ def test_a_key_used_by_many_at_once_makes_one_job():
     ours = team()
     me = person(ours)
     outcomes = at_once(
-        *(lambda: services.submit_job(request=request(ours), actor=me, at=NOON, idempotency_key="k") for _ in range(6))
+        *(
+            lambda: services.submit_job(request=request(ours), actor=me, at=NOON, idempotency_key="k")
+            for _ in range(6)
+        )
     )
 
     assert unforeseen(outcomes) == []
@@ -130,13 +145,18 @@ def test_chains_that_break_while_others_start_leave_no_faults():
     running = [start(one, here, grant(here.nodes[0], (i,))) for i, one in enumerate(heads)]
     outcomes = at_once(
         *(lambda one=one: end(one, "failed", at=later(5)) for one in running),
-        *(lambda i=i, one=one: allocate(one, here, grant(here.nodes[0], (3 + i,))) for i, one in enumerate(others)),
+        *(
+            lambda i=i, one=one: allocate(one, here, grant(here.nodes[0], (3 + i,)))
+            for i, one in enumerate(others)
+        ),
         *(lambda one=one: services.stop_job(job_id=one.pk, actor=me, at=NOON) for one in tails),
     )
 
     assert unforeseen(outcomes) == []
     assert ledger_faults() == []
-    assert set(Job.objects.filter(pk__in=[one.pk for one in tails]).values_list("state", flat=True)) == {"cancelled"}
+    assert set(Job.objects.filter(pk__in=[one.pk for one in tails]).values_list("state", flat=True)) == {
+        "cancelled"
+    }
 
 
 def test_use_is_zero_after_all_have_ended():

@@ -13,7 +13,17 @@ from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job
 from apps.jobs.selectors import ledger_faults
 from apps.jobs.tests.builders import (
-    NOON, allocate, end, fleet, grant, job, later, person, request, start, team,
+    NOON,
+    allocate,
+    end,
+    fleet,
+    grant,
+    job,
+    later,
+    person,
+    request,
+    start,
+    team,
 )  # fmt: skip
 from apps.teams.models import FacilityRole, MemberRole
 
@@ -61,7 +71,11 @@ def test_an_array_unfolds_into_jobs_told_apart_by_their_index():
     [
         ({"team": "nobody"}, "team", "unknown_team"),
         ({"accelerators": ["H1000"]}, "accelerators[0]", "unknown_accelerator"),
-        ({"groups": [{"name": "a", "accelerators": ["H1000"]}]}, "groups[0].accelerators[0]", "unknown_accelerator"),
+        (
+            {"groups": [{"name": "a", "accelerators": ["H1000"]}]},
+            "groups[0].accelerators[0]",
+            "unknown_accelerator",
+        ),
         ({"datasets": ["imagenet"]}, "datasets[0]", "unknown_dataset"),
         ({"reservation": "friday"}, "reservation", "unknown_reservation"),
         ({"cluster": "moon"}, "cluster", "unknown_cluster"),
@@ -76,7 +90,9 @@ def test_a_request_that_names_what_is_not_there_is_refused_with_its_path(fields,
     good = request(ours, array={"size": 1})
 
     with pytest.raises(Refused) as refused:
-        services.submit_jobs(requests=[good, request(ours, **fields)], actor=person(ours), at=NOON, path="jobs")
+        services.submit_jobs(
+            requests=[good, request(ours, **fields)], actor=person(ours), at=NOON, path="jobs"
+        )
 
     assert [(error["path"], error["code"]) for error in refused.value.errors] == [(f"jobs[1].{path}", code)]
     assert not Job.objects.exists()
@@ -132,7 +148,8 @@ def test_the_same_key_gives_the_same_jobs():
     ours = team()
     me = person(ours)
     first, second = (
-        services.submit_jobs(requests=[request(ours)] * 2, actor=me, at=NOON, idempotency_key="k") for _ in "ab"
+        services.submit_jobs(requests=[request(ours)] * 2, actor=me, at=NOON, idempotency_key="k")
+        for _ in "ab"
     )
 
     assert [one.pk for one in first] == [one.pk for one in second]
@@ -155,9 +172,16 @@ def test_a_key_that_begins_like_another_is_another():
 def test_a_waiting_job_that_is_stopped_is_cancelled_at_once():
     fleet()
     ours = team()
-    made = services.stop_job(job_id=job(ours, person(ours)).pk, actor=person(ours), at=later(5), reason="typo")
+    made = services.stop_job(
+        job_id=job(ours, person(ours)).pk, actor=person(ours), at=later(5), reason="typo"
+    )
 
-    assert (made.state, made.ended_at, made.end_code, made.end_message) == ("cancelled", later(5), "stopped", "typo")
+    assert (made.state, made.ended_at, made.end_code, made.end_message) == (
+        "cancelled",
+        later(5),
+        "stopped",
+        "typo",
+    )
 
 
 def test_stopping_twice_changes_nothing_the_second_time():
@@ -169,7 +193,11 @@ def test_stopping_twice_changes_nothing_the_second_time():
 
     services.stop_job(job_id=allocation.job_id, actor=me, at=later(9))
     allocation.refresh_from_db()
-    assert (allocation.desired_state, allocation.stop_at, Event.objects.count()) == ("stop", later(5), n_events)
+    assert (allocation.desired_state, allocation.stop_at, Event.objects.count()) == (
+        "stop",
+        later(5),
+        n_events,
+    )
 
 
 def test_a_stopped_job_is_cancelled_even_if_its_start_failed():
@@ -265,7 +293,9 @@ def test_another_size_is_another_shape():
 
 def test_an_allocation_moves_the_job_and_claims_its_devices():
     here, ours = fleet(), team()
-    allocation = allocate(job(ours, person(ours)), here, grant(here.nodes[0], (0, 1)), grant(here.nodes[1], (2,)))
+    allocation = allocate(
+        job(ours, person(ours)), here, grant(here.nodes[0], (0, 1)), grant(here.nodes[1], (2,))
+    )
 
     assert Job.objects.get().state == State.STARTING
     assert (allocation.fence, here.claimed()) == (1, 3)
@@ -326,7 +356,10 @@ def test_a_batch_writes_the_good_and_drops_the_stale():
     outcomes = services.allocate_many(decisions=[*decisions, decisions[0]], pass_id=7, at=NOON)
 
     assert [allocation.job_id for allocation in outcomes.allocations] == [made[0].pk, made[2].pk]
-    assert outcomes.stale == ((made[1].pk, f"device {here.device(0, 0).pk} is taken"), (made[0].pk, "is starting"))
+    assert outcomes.stale == (
+        (made[1].pk, f"device {here.device(0, 0).pk} is taken"),
+        (made[0].pk, "is starting"),
+    )
     assert ledger_faults() == []
 
 

@@ -2,7 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier, Event as Signal
+from threading import Barrier
+from threading import Event as Signal
 
 import pytest
 from django.db import connection
@@ -148,7 +149,8 @@ def test_reasons_that_stay_the_same_are_not_written_again():
     record("node.changed", subject_kind="node", at=NOON)
     second = services.run_pass(at=later(1))
 
-    assert first is not None and second is not None and second.pk > first.pk
+    assert first is not None
+    assert second is not None
     assert Reason.objects.get().pass_id == first.pk
 
 
@@ -158,7 +160,8 @@ def test_a_plan_that_breaks_a_rule_is_refused_whole_and_kept(monkeypatch):
     monkeypatch.setattr(services.checker, "check", lambda *_: (Fault("device", 1, "is taken"),))
     done = services.run_pass(at=NOON)
 
-    assert done is not None and done.is_refused
+    assert done is not None
+    assert done.is_refused
     assert done.faults[0]["message"] == "is taken"
     assert not Allocation.objects.exists()
     assert Event.objects.filter(kind="pass.refused").exists()
@@ -331,7 +334,7 @@ def test_a_preview_says_where_and_when_and_writes_nothing():
     start(job(ours, me, time_limit=600.0), here, grant(here.nodes[0], (0, 1)))
     full = services.preview(request=request(ours), actor=me, at=NOON)
     assert (full.would_start, full.expected_start_at) == (False, later(600))
-    assert full.reason is not None and full.reason["code"] == "resources"
+    assert (full.reason or {})["code"] == "resources"
     assert Job.objects.count() == 1
 
 

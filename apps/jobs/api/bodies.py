@@ -1,0 +1,354 @@
+"""What goes in and comes out: jobs, their attempts, and where those lie."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from apps.core.api.body import Out
+from apps.core.strict import Misfit, Strict, Text
+from apps.events.models import Event
+from apps.jobs import selectors
+from apps.jobs.lifecycle import State
+from apps.jobs.models import Allocation, Job
+from apps.jobs.selectors import NodeShare
+from apps.jobs.spec import MAX_PRIORITY, JobRequest, Replicas, Seconds
+
+Why = Annotated[Text, Field(max_length=500)]
+
+_PRIVATE = ("command", "script", "env", "workdir")
+_BY_COLUMN = {"name", "team", "user", "priority", "time_limit", "runtime", "cluster", "array", "after"}
+# Everything a request may say, as it is where the request does not say it.
+_DEFAULTS: dict[str, Any] = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in JobRequest.model_fields.items()
+    if name not in _BY_COLUMN and name not in _PRIVATE
+}
+_FLAT = (
+    "replicas", "devices", "cpus", "memory_gib", "accelerators", "min_memory_gib", "topology", "spread", "power_w",
+    "peak_w",
+)  # fmt: skip
+
+
+class BulkIn(Strict):
+    """Up to 1,000 jobs, all or none."""
+
+    jobs: Annotated[list[JobRequest], Field(min_length=1, max_length=1000)]
+
+
+class JobPatchIn(Strict):
+    """What may be changed of a job; at least one of these."""
+
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    time_limit: Seconds | None = None
+    replicas: Replicas | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.model_fields_set:
+            raise Misfit("must have at least one of priority, time_limit and replicas")
+        return self
+
+
+class WhyIn(Strict):
+    """Why it is asked; kept with the job and in the log."""
+
+    reason: Why = ""
+
+
+class ReasonOut(Out):
+    """Why a job waits, as of the last pass that looked at it."""
+
+    code: str
+    sentence: str
+    blocked_by: list[str]
+    facts: dict[str, Any]
+
+
+class ArrayOut(Out):
+    id: int
+    index: int
+    size: int
+    max_running: int | None
+
+
+class JobOut(Out):
+    """A job in a list."""
+
+    id: int
+    name: str
+    team: str
+    user: str
+    state: str
+    state_at: datetime
+    reason: ReasonOut | None
+    expected_start: datetime | None
+    rank: int | None
+    priority: int
+    is_held: bool
+    n_devices: float
+    cluster: str | None = Field(description="The only cluster it may use.")
+    array: ArrayOut | None
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    time_limit: float | None
+    exit_code: int | None
+    end_code: str
+    end_message: str
+    preemptions: int
+    wait_s: float
+    run_s: float
+
+
+class NodeShareOut(Out):
+    node: str
+    group: str
+    replicas: int
+    first_rank: int
+    devices: list[int]
+    share: float = Field(description="Of each of these devices.")
+    cpus: float
+    memory_gib: float
+    peak_w: float = Field(description="Reserved above idle.")
+
+
+class AllocationOut(Out):
+    """One attempt to run a job."""
+
+    id: int
+    fence: int = Field(description="Counts the attempts.")
+    cluster: str
+    is_simulated: bool
+    bound_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    desired_state: str
+    observed_state: str
+    stop_cause: str
+    exit_code: int | None
+    message: str
+    power_cap: float = Field(description="Share of TDP.")
+    why: dict[str, Any]
+    placement: list[NodeShareOut]
+
+
+class JobDetailOut(JobOut):
+    """A job with everything that was asked for. `command`, `script`, `env` and `workdir` are for its team."""
+
+    replicas: int | dict[str, int] | None
+    devices: float | None
+    cpus: float | None
+    memory_gib: float | None
+    accelerators: list[str] | None
+    min_memory_gib: float | None
+    topology: dict[str, Any] | None
+    spread: dict[str, Any] | None
+    power_w: float | None
+    peak_w: float | None
+    groups: list[dict[str, Any]] | None
+    preemptible: bool
+    runtime: float | None
+    checkpoint: dict[str, Any] | None
+    flexibility: int
+    datasets: list[str]
+    reservation: str | None
+    image: str | None
+    after: list[int]
+    not_before: datetime | None
+    deadline: datetime | None
+    held: bool
+    held_by: str | None
+    held_reason: str
+    grace_s: float
+    stop_requested_at: datetime | None
+    stop_reason: str
+    retry_at: datetime | None
+    first_started_at: datetime | None
+    lost_s: float
+    start_failures: int
+    node_losses: int
+    version: int
+    allocation: AllocationOut | None = Field(description="The current or else the last attempt.")
+    is_private_shown: bool
+    command: list[str] | None = None
+    script: str | None = None
+    env: dict[str, str] | None = None
+    workdir: str | None = None
+    group_commands: dict[str, list[str]] | None = None
+
+
+class JobIdOut(Out):
+    id: int
+    name: str
+    team: str
+    state: str
+    array_index: int | None
+
+
+class BulkOut(Out):
+    items: list[JobIdOut]
+
+
+class PlacementOut(Out):
+    job_id: int
+    allocation: AllocationOut | None
+
+
+class AttemptsOut(Out):
+    items: list[AllocationOut]
+
+
+class JobEventOut(Out):
+    id: int
+    at: datetime
+    kind: str
+    actor: str | None
+    reason: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    data: dict[str, Any]
+
+
+def job_out(job: Job, at: datetime) -> dict[str, Any]:
+    """A JobOut. Plain dictionaries: a page has a thousand of these."""
+    found = getattr(job, "reason", None) if job.state == State.QUEUED else None
+    reason: dict[str, Any] | None = None
+    if found is not None:
+        reason = {
+            "code": found.code,
+            "sentence": found.sentence,
+            "blocked_by": found.binding,
+            "facts": found.facts,
+        }
+    if job.state == State.QUEUED and job.is_held:
+        reason = {"code": "held", "sentence": "It is held.", "blocked_by": ["held"], "facts": {}}
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "team": job.team.name,
+        "user": job.user.get_username(),
+        "state": job.state,
+        "state_at": job.state_at,
+        "reason": reason,
+        "expected_start": found.expected_start_at if found is not None and not job.is_held else None,
+        "rank": found.rank if found is not None else None,
+        "priority": job.priority,
+        "is_held": job.is_held,
+        "n_devices": float(job.n_devices),
+        "cluster": job.cluster.name if job.cluster is not None else None,
+        "array": _array(job),
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "time_limit": job.time_limit_s,
+        "exit_code": job.exit_code,
+        "end_code": job.end_code,
+        "end_message": job.end_message,
+        "preemptions": job.n_preemptions,
+        "wait_s": selectors.wait_s(job, at),
+        "run_s": selectors.run_s(job, at),
+    }
+
+
+def _array(job: Job) -> dict[str, Any] | None:
+    if job.array is None or job.array_index is None:
+        return None
+    return {
+        "id": job.array.pk,
+        "index": job.array_index,
+        "size": job.array.size,
+        "max_running": job.array.max_running,
+    }
+
+
+def job_detail_out(
+    job: Job, at: datetime, *, shows_private: bool, after: Sequence[int], allocation: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A JobDetailOut."""
+    asked = {name: job.spec.get(name, default) for name, default in _DEFAULTS.items()}
+    if asked["groups"] is not None:
+        asked |= dict.fromkeys(_FLAT)
+    private = job.private if shows_private else {}
+    return {
+        **asked,
+        **job_out(job, at),
+        "runtime": job.runtime_s,
+        "after": list(after),
+        "not_before": job.not_before_at,
+        "deadline": job.deadline_at,
+        "held": job.is_held,
+        "held_by": job.held_by.get_username() if job.held_by is not None else None,
+        "held_reason": job.held_reason,
+        "stop_requested_at": job.desired_stop_at,
+        "stop_reason": job.stop_reason,
+        "retry_at": job.retry_at,
+        "first_started_at": job.first_started_at,
+        "lost_s": job.lost_s,
+        "start_failures": job.n_start_failures,
+        "node_losses": job.n_node_losses,
+        "version": job.version,
+        "allocation": allocation,
+        "is_private_shown": shows_private,
+        **{name: private.get(name) for name in (*_PRIVATE, "group_commands")},
+    }
+
+
+def allocation_out(allocation: Allocation, shares: Sequence[NodeShare]) -> dict[str, Any]:
+    """An AllocationOut."""
+    return {
+        "id": allocation.pk,
+        "fence": allocation.fence,
+        "cluster": allocation.cluster.name,
+        "is_simulated": allocation.cluster.is_simulated,
+        "bound_at": allocation.bound_at,
+        "started_at": allocation.observed_started_at,
+        "ended_at": allocation.ended_at,
+        "desired_state": allocation.desired_state,
+        "observed_state": allocation.observed_state,
+        "stop_cause": allocation.stop_cause,
+        "exit_code": allocation.observed_exit_code,
+        "message": allocation.observed_message,
+        "power_cap": allocation.desired_power_cap_share,
+        "why": allocation.why,
+        "placement": [
+            {
+                "node": share.node,
+                "group": share.group,
+                "replicas": share.n_replicas,
+                "first_rank": share.first_rank,
+                "devices": list(share.devices),
+                "share": float(share.share),
+                "cpus": share.cpus,
+                "memory_gib": share.memory_gib,
+                "peak_w": share.peak_w,
+            }
+            for share in shares
+        ],
+    }
+
+
+def job_id_out(job: Job) -> dict[str, Any]:
+    """A JobIdOut."""
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "team": job.team.name,
+        "state": job.state,
+        "array_index": job.array_index,
+    }
+
+
+def event_out(event: Event) -> dict[str, Any]:
+    """A JobEventOut."""
+    return {
+        "id": event.pk,
+        "at": event.at,
+        "kind": event.kind,
+        "actor": event.actor_name or None,
+        "reason": event.reason,
+        "before": event.before,
+        "after": event.after,
+        "data": event.data,
+    }

@@ -1,0 +1,283 @@
+"""Jobs by REST: submit, list, look at, change, stop, hold, release."""
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.reverse import reverse
+from rest_framework.views import APIView
+
+from apps.core import clock
+from apps.core.api.body import NoBody, page_schema, parse_body
+from apps.core.api.idempotency import answer_once
+from apps.core.api.paging import order_of, page, refuse_unknown_parameters
+from apps.core.errors import InvalidInput
+from apps.events.models import Event
+from apps.events.selectors import events_of
+from apps.jobs import selectors, services
+from apps.jobs.api import bodies
+from apps.jobs.errors import NoSuchJob
+from apps.jobs.lifecycle import State
+from apps.jobs.models import Allocation, Job
+from apps.jobs.spec import JobRequest
+from apps.teams.models import User
+
+_REASONS = (
+    "held", "dependency", "not_before", "quota", "resources", "topology", "power", "reservation", "staging",
+    "priority", "unhealthy",
+)  # fmt: skip
+_FILTERS = ("state", "team", "user", "name_prefix", "reason", "cluster", "array")
+_KEY = OpenApiParameter(
+    "Idempotency-Key", str, OpenApiParameter.HEADER, description="The same key gets the same answer."
+)
+
+
+class JobsView(APIView):
+    @extend_schema(
+        summary="Jobs",
+        parameters=[
+            OpenApiParameter(
+                "state", str, description=f"One or more of {', '.join(State)}, parted by commas."
+            ),
+            OpenApiParameter("team", str),
+            OpenApiParameter("user", str),
+            OpenApiParameter("name_prefix", str),
+            OpenApiParameter("reason", str, enum=_REASONS, description="Of jobs that wait."),
+            OpenApiParameter("cluster", str, description="Jobs that run there, or may run only there."),
+            OpenApiParameter("array", int, description="Id of an array."),
+            OpenApiParameter("order", str, enum=list(selectors.ORDERS), description="Default: newest."),
+            OpenApiParameter("limit", int),
+            OpenApiParameter("cursor", str),
+        ],
+        responses=page_schema(bodies.JobOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, *_FILTERS)
+        order = order_of(request, dict(selectors.ORDERS), "newest")
+        rows = selectors.queue_rows(_user(request), _filters(request))
+        at = clock.now()
+        return Response(page(rows, request, order=order, render=lambda job: bodies.job_out(job, at)))
+
+    @extend_schema(
+        summary="Submit a job",
+        description="Of an array, the first of its jobs is answered.",
+        parameters=[_KEY],
+        request=JobRequest,
+        responses={201: bodies.JobDetailOut},
+    )
+    def post(self, request: Request) -> Response:
+        body = parse_body(request, JobRequest)
+
+        def act() -> Response:
+            job = services.submit_job(request=body, actor=_user(request), at=clock.now())
+            where = reverse("job", args=[job.pk], request=request)
+            return Response(_detail(request, job), status=201, headers={"Location": where})
+
+        return answer_once(request, act)
+
+
+class JobsBulkView(APIView):
+    @extend_schema(
+        summary="Submit up to 1,000 jobs, all or none",
+        parameters=[_KEY],
+        request=bodies.BulkIn,
+        responses={201: bodies.BulkOut},
+    )
+    def post(self, request: Request) -> Response:
+        body = parse_body(request, bodies.BulkIn)
+
+        def act() -> Response:
+            jobs = services.submit_jobs(requests=body.jobs, actor=_user(request), at=clock.now(), path="jobs")
+            return Response({"items": [bodies.job_id_out(job) for job in jobs]}, status=201)
+
+        return answer_once(request, act)
+
+
+class JobView(APIView):
+    @extend_schema(summary="One job", responses=bodies.JobDetailOut)
+    def get(self, request: Request, job_id: int) -> Response:
+        return Response(_detail(request, _visible(request, job_id)))
+
+    @extend_schema(
+        summary="Change the limit, the priority, or the size of a job that waits",
+        request=bodies.JobPatchIn,
+        responses=bodies.JobDetailOut,
+    )
+    def patch(self, request: Request, job_id: int) -> Response:
+        _known(request, job_id)
+        body = parse_body(request, bodies.JobPatchIn)
+        job = services.update_job(
+            job_id=job_id,
+            actor=_user(request),
+            at=clock.now(),
+            priority=body.priority,
+            time_limit_s=body.time_limit,
+            replicas=body.replicas,
+        )
+        return Response(_detail(request, job))
+
+
+class JobStopView(APIView):
+    @extend_schema(
+        summary="Ask a job to end",
+        description="One that waits is cancelled at once; one that runs is told to end and ends soon.",
+        parameters=[_KEY],
+        request=bodies.WhyIn,
+        responses={202: bodies.JobDetailOut},
+    )
+    def post(self, request: Request, job_id: int) -> Response:
+        _known(request, job_id)
+        body = parse_body(request, bodies.WhyIn)
+
+        def act() -> Response:
+            job = services.stop_job(job_id=job_id, actor=_user(request), at=clock.now(), reason=body.reason)
+            return Response(_detail(request, job), status=202)
+
+        return answer_once(request, act)
+
+
+class JobHoldView(APIView):
+    @extend_schema(
+        summary="Keep a job that waits from starting",
+        parameters=[_KEY],
+        request=bodies.WhyIn,
+        responses=bodies.JobDetailOut,
+    )
+    def post(self, request: Request, job_id: int) -> Response:
+        _known(request, job_id)
+        body = parse_body(request, bodies.WhyIn)
+
+        def act() -> Response:
+            job = services.hold_job(job_id=job_id, actor=_user(request), at=clock.now(), reason=body.reason)
+            return Response(_detail(request, job))
+
+        return answer_once(request, act)
+
+
+class JobReleaseView(APIView):
+    @extend_schema(
+        summary="Let a held job go on waiting for its turn",
+        parameters=[_KEY],
+        request=NoBody,
+        responses=bodies.JobDetailOut,
+    )
+    def post(self, request: Request, job_id: int) -> Response:
+        _known(request, job_id)
+        parse_body(request, NoBody)
+
+        def act() -> Response:
+            job = services.release_job(job_id=job_id, actor=_user(request), at=clock.now())
+            return Response(_detail(request, job))
+
+        return answer_once(request, act)
+
+
+class JobPlacementView(APIView):
+    @extend_schema(
+        summary="Where a job runs, or ran last",
+        description="By node and group.",
+        responses=bodies.PlacementOut,
+    )
+    def get(self, request: Request, job_id: int) -> Response:
+        job = _visible(request, job_id)
+        return Response({"job_id": job.pk, "allocation": _last_allocation(job)})
+
+
+class JobAttemptsView(APIView):
+    @extend_schema(summary="All attempts to run a job, the newest first", responses=bodies.AttemptsOut)
+    def get(self, request: Request, job_id: int) -> Response:
+        job = _visible(request, job_id)
+        attempts = list(selectors.attempts(job))
+        shares = selectors.node_shares([one.pk for one in attempts], selectors.group_names(job))
+        return Response({"items": [bodies.allocation_out(one, shares[one.pk]) for one in attempts]})
+
+
+class JobEventsView(APIView):
+    @extend_schema(
+        summary="What happened to a job, the newest first",
+        description="For its team, operators, auditors and administrators.",
+        parameters=[OpenApiParameter("limit", int), OpenApiParameter("cursor", str)],
+        responses=page_schema(bodies.JobEventOut),
+    )
+    def get(self, request: Request, job_id: int) -> Response:
+        refuse_unknown_parameters(request)
+        job = _known(request, job_id)
+        events = events_of("job", job.pk)
+        return Response(page(events, request, order=["-id"], render=_event))
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return bodies.event_out(event)
+
+
+def _visible(request: Request, job_id: int) -> Job:
+    """A job this person may see."""
+    rows = selectors.jobs_visible_to(_user(request)).select_related(
+        "team", "user", "cluster", "reason", "array", "held_by"
+    )
+    job = rows.filter(pk=job_id).first()
+    if job is None:
+        raise NoSuchJob(job_id=job_id)
+    return job
+
+
+def _known(request: Request, job_id: int) -> Job:
+    """A job whose business this person may know; for others its actions and its history are not there."""
+    job = _visible(request, job_id)
+    if not selectors.may_see_private(_user(request), job):
+        raise NoSuchJob(job_id=job_id)
+    return job
+
+
+def _last_allocation(job: Job) -> dict[str, Any] | None:
+    last: Allocation | None = selectors.attempts(job).first()
+    if last is None:
+        return None
+    shares = selectors.node_shares([last.pk], selectors.group_names(job))
+    return bodies.allocation_out(last, shares[last.pk])
+
+
+def _detail(request: Request, job: Job) -> dict[str, Any]:
+    return bodies.job_detail_out(
+        job,
+        clock.now(),
+        shows_private=selectors.may_see_private(_user(request), job),
+        after=sorted(job.dependencies.values_list("after_id", flat=True)),
+        allocation=_last_allocation(job),
+    )
+
+
+def _filters(request: Request) -> selectors.Filters:
+    states = tuple(word for word in _word(request, "state").split(",") if word)
+    for state in states:
+        if state not in list(State):
+            raise InvalidInput.of("state", f"must be one of {', '.join(State)}", "not_a_choice")
+    reason = _word(request, "reason")
+    if reason and reason not in _REASONS:
+        raise InvalidInput.of("reason", f"must be one of {', '.join(_REASONS)}", "not_a_choice")
+    array = _word(request, "array")
+    if array and not (array.isascii() and array.isdigit() and len(array) < 19):
+        raise InvalidInput.of("array", "must be the id of an array")
+    return selectors.Filters(
+        states=states,
+        team=_word(request, "team"),
+        user=_word(request, "user"),
+        name_prefix=_word(request, "name_prefix"),
+        reason=reason,
+        cluster=_word(request, "cluster"),
+        array_id=int(array) if array else None,
+    )
+
+
+def _word(request: Request, name: str) -> str:
+    word = request.query_params.get(name, "")
+    if len(word) > 200 or "\x00" in word:
+        raise InvalidInput.of(name, "is not a name")
+    return word
+
+
+def _user(request: Request) -> User:
+    """Who is calling; the permission class lets nobody else in."""
+    assert isinstance(request.user, User)
+    return request.user

@@ -1,0 +1,285 @@
+"""Jobs by REST, as a client sees them."""
+
+import json
+from typing import Any
+
+import pytest
+from rest_framework.test import APIClient
+
+from apps.core import clock
+from apps.jobs import services
+from apps.jobs.api import bodies
+from apps.jobs.models import Job
+from apps.jobs.tests.builders import fleet, job, later, person, start, team
+from apps.teams.models import FacilityRole, MemberRole, Team, User
+
+pytestmark = pytest.mark.django_db
+URL = "/api/v1/jobs"
+
+
+def client(user: User) -> APIClient:
+    made = APIClient()
+    made.force_authenticate(user)
+    return made
+
+
+def body(of: Team, **fields: Any) -> dict[str, Any]:
+    return {"name": "train", "team": of.name, "command": ["true"], **fields}
+
+
+def test_a_submitted_job_is_answered_with_its_address_and_everything_it_asked():
+    fleet()
+    ours = team()
+    answer = client(person(ours)).post(URL, body(ours, devices=2, time_limit=60, env={"A": "b"}))
+
+    assert answer.status_code == 201
+    assert answer.headers["Location"].endswith(f"{URL}/{answer.data['id']}")
+    assert bodies.JobDetailOut.model_validate(answer.data)
+    assert (answer.data["state"], answer.data["devices"], answer.data["command"]) == ("queued", 2, ["true"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": {"min": 3, "max": 2}}, "replicas.max"),
+        ({"devices": True}, "devices"),
+        ({"devices": 1.5}, "devices"),
+        ({"name": "a\x00b"}, "name"),
+        ({"nmae": "x"}, "nmae"),
+        ({"time_limit": -1}, "time_limit"),
+        ({"time_limit": None}, "time_limit"),
+        ({"accelerators": ["H1000"]}, "accelerators[0]"),
+        ({"team": "nobody"}, "team"),
+        ({"priority": 10**30}, "priority"),
+    ],
+)
+def test_a_bad_field_is_refused_with_its_path_and_nothing_is_stored(fields, path):
+    fleet()
+    ours = team()
+    me = client(person(ours))
+    one = me.post(URL, body(ours, **fields))
+    many = me.post(f"{URL}/bulk", {"jobs": [body(ours), body(ours, **fields)]})
+
+    assert (one.status_code, many.status_code) == (400, 400)
+    assert [error["path"] for error in one.data["errors"]] == [path]
+    assert [error["path"] for error in many.data["errors"]] == [f"jobs[1].{path}"]
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": NaN}', '{"name": "a", "name": "b"}', '{"name": "a"} x', "[]", "{", ""]
+)
+def test_a_body_that_is_no_json_object_is_refused(text):
+    assert client(person()).post(URL, text, content_type="application/json").status_code == 400
+
+
+def test_a_thousand_jobs_go_in_at_once_and_one_more_does_not():
+    fleet()
+    ours = team()
+    me = client(person(ours))
+    assert len(me.post(f"{URL}/bulk", {"jobs": [body(ours)] * 1000}).data["items"]) == 1000
+
+    assert me.post(f"{URL}/bulk", {"jobs": [body(ours)] * 1001}).status_code == 400
+    assert Job.objects.count() == 1000
+
+
+def test_what_can_never_fit_is_refused_with_the_proof():
+    fleet(2, 8, kind="H200")
+    ours = team()
+    answer = client(person(ours)).post(URL, body(ours, replicas=3, devices=8, accelerators=["H200"]))
+
+    assert (answer.status_code, answer.data["code"]) == (422, "infeasible")
+    assert answer.data["errors"][0]["message"] == "asks 24 H200, the facility has 16"
+
+
+def test_the_same_key_gets_the_same_answer_and_another_body_is_refused():
+    fleet()
+    ours = team()
+    me = client(person(ours))
+    first, again = (me.post(URL, body(ours), headers={"Idempotency-Key": "k"}) for _ in "ab")
+    other = me.post(URL, body(ours, priority=1), headers={"Idempotency-Key": "k"})
+
+    assert first.data["id"] == again.data["id"]
+    assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
+    assert Job.objects.count() == 1
+
+
+def test_a_list_shows_each_job_once_though_jobs_come_meanwhile():
+    fleet()
+    ours = team()
+    me = person(ours)
+    made = [job(ours, me, at=later(n // 2)).pk for n in range(7)]
+    seen, cursor = [], ""
+    while True:
+        answer = (
+            client(me)
+            .get(URL, {"limit": 2, "order": "oldest", **({"cursor": cursor} if cursor else {})})
+            .data
+        )
+        seen += [item["id"] for item in answer["items"]]
+        job(ours, me, at=later(-1))
+        if (cursor := answer["next"]) is None:
+            break
+
+    assert seen == made
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"state": "queued"}, {"waiting", "held"}),
+        ({"state": "starting,running"}, {"runs"}),
+        ({"state": "succeeded"}, set()),
+        ({"name_prefix": "wait"}, {"waiting"}),
+        ({"name_prefix": "%"}, set()),
+        ({"reason": "held"}, {"held"}),
+        ({"user": "nobody"}, set()),
+        ({"array": "77"}, set()),
+    ],
+)
+def test_a_list_is_narrowed_down(query, found):
+    here, ours = fleet(), team()
+    me = person(ours)
+    job(ours, me, name="waiting")
+    job(ours, me, name="held", held=True)
+    start(job(ours, me, name="runs"), here)
+
+    answer = client(me).get(URL, {**query, "team": ours.name})
+    assert {item["name"] for item in answer.data["items"]} == found
+
+
+def test_jobs_of_a_cluster_are_those_that_run_there_or_may_only_run_there():
+    here, there, ours = fleet(), fleet(), team()
+    me = person(ours)
+    start(job(ours, me, name="runs"), here)
+    job(ours, me, name="bound", cluster=here.cluster.name)
+    job(ours, me, name="other", cluster=there.cluster.name)
+
+    answer = client(me).get(URL, {"cluster": here.cluster.name})
+    assert {item["name"] for item in answer.data["items"]} == {"runs", "bound"}
+
+
+@pytest.mark.parametrize(
+    "query", ["stat=queued", "state=waiting", "reason=mood", "order=size", "cursor=x", "limit=0"]
+)
+def test_a_query_that_is_not_understood_is_refused(query):
+    assert client(person()).get(f"{URL}?{query}").status_code == 400
+
+
+def test_a_stranger_sees_the_job_without_its_private_part():
+    fleet()
+    ours = team()
+    made = job(ours, person(ours), command=["secret"], env={"KEY": "secret"}, workdir="/secret")
+    answer = client(person(team())).get(f"{URL}/{made.pk}")
+
+    assert answer.status_code == 200
+    assert "secret" not in json.dumps(answer.data, default=str)
+
+
+@pytest.mark.parametrize("path", ["events", "stop", "hold", "release"])
+def test_for_a_stranger_the_business_of_a_job_is_not_there(path):
+    fleet()
+    ours = team()
+    made = job(ours, person(ours))
+    them = client(person(team()))
+    url = f"{URL}/{made.pk}/{path}"
+
+    assert (them.get(url) if path == "events" else them.post(url)).status_code == 404
+    assert them.patch(f"{URL}/{made.pk}", {"priority": 1}).status_code == 404
+
+
+def test_an_auditor_sees_but_does_not_act():
+    fleet()
+    ours = team()
+    made = job(ours, person(ours))
+    auditor = client(person(facility_role=FacilityRole.AUDITOR))
+
+    assert auditor.get(f"{URL}/{made.pk}").data["command"] == ["true"]
+    assert auditor.get(f"{URL}/{made.pk}/events").status_code == 200
+    assert auditor.post(f"{URL}/{made.pk}/stop").status_code == 403
+
+
+def test_a_lead_above_sees_and_acts():
+    fleet()
+    above = team()
+    made = job(ours := team(parent=above), person(ours))
+    lead = client(person(above, role=MemberRole.LEAD))
+
+    assert lead.get(f"{URL}/{made.pk}").data["is_private_shown"]
+    assert lead.post(f"{URL}/{made.pk}/stop", {"reason": "enough"}).data["state"] == "cancelled"
+
+
+def test_hold_and_release_by_rest():
+    fleet()
+    ours = team()
+    me = client(person(ours))
+    made = me.post(URL, body(ours)).data["id"]
+
+    held = me.post(f"{URL}/{made}/hold", {"reason": "wait for data"})
+    assert (held.data["held"], held.data["held_reason"], held.data["reason"]["code"]) == (
+        True,
+        "wait for data",
+        "held",
+    )
+    assert me.post(f"{URL}/{made}/release").data["held"] is False
+    assert [event["kind"] for event in me.get(f"{URL}/{made}/events").data["items"]] == [
+        "job.released", "job.held", "job.submitted",
+    ]  # fmt: skip
+
+
+def test_a_patch_changes_what_it_names():
+    fleet()
+    ours = team()
+    me = client(person(ours))
+    made = me.post(URL, body(ours)).data["id"]
+    changed = me.patch(f"{URL}/{made}", {"time_limit": 90, "replicas": 2})
+
+    assert (changed.status_code, changed.data["time_limit"], changed.data["replicas"]) == (200, 90, 2)
+    assert me.patch(f"{URL}/{made}", {}).status_code == 400
+    assert me.patch(f"{URL}/{made}", {"name": "x"}).status_code == 400
+
+
+def test_a_job_that_ended_is_not_changed():
+    fleet()
+    ours = team()
+    me = person(ours)
+    made = job(ours, me)
+    services.stop_job(job_id=made.pk, actor=me, at=later(1))
+    answer = client(me).patch(f"{URL}/{made.pk}", {"priority": 1})
+
+    assert (answer.status_code, answer.data["code"]) == (409, "wrong_state")
+
+
+def test_the_placement_names_nodes_devices_and_ranks():
+    here, ours = fleet(), team()
+    me = person(ours)
+    made = job(ours, me)
+    assert client(me).get(f"{URL}/{made.pk}/placement").data["allocation"] is None
+
+    start(made, here)
+    answer = client(me).get(f"{URL}/{made.pk}/placement").data
+    assert bodies.PlacementOut.model_validate(answer)
+    (share,) = answer["allocation"]["placement"]
+    assert (share["node"], share["devices"], share["share"]) == (here.nodes[0].name, [0], 1.0)
+    assert len(client(me).get(f"{URL}/{made.pk}/attempts").data["items"]) == 1
+
+
+@pytest.mark.parametrize("job_id", [0, 999_999, 2**63, 10**40])
+def test_a_job_that_is_not_there_is_not_there(job_id):
+    assert client(person()).get(f"{URL}/{job_id}").status_code == 404
+
+
+def test_a_list_costs_the_same_number_of_queries_however_long(django_assert_num_queries):
+    fleet()
+    ours = team()
+    me = person(ours)
+    services.submit_jobs(requests=[_request(ours)] * 50, actor=me, at=clock.now())
+    with django_assert_num_queries(1):
+        assert len(client(me).get(URL).data["items"]) == 50
+
+
+def _request(of: Team):
+    from apps.jobs.tests.builders import request
+
+    return request(of)

@@ -1,0 +1,11 @@
+from django.urls import path
+
+from apps.scheduling.api import views
+
+urlpatterns = [
+    path("jobs/preview", views.JobPreviewView.as_view(), name="job-preview"),
+    path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
+    path("passes", views.PassesView.as_view(), name="passes"),
+    path("passes/<int:pass_id>", views.PassView.as_view(), name="pass"),
+    path("utilization", views.UtilizationView.as_view(), name="utilization"),
+]

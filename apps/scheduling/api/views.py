@@ -1,0 +1,134 @@
+"""The planner by REST: previews, reasons, passes, utilization."""
+
+from datetime import datetime, timedelta
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from apps.core import clock
+from apps.core.api.body import page_schema, parse_body
+from apps.core.api.paging import page, refuse_unknown_parameters
+from apps.core.errors import InvalidInput, NotFound
+from apps.jobs.errors import NoSuchJob
+from apps.jobs.selectors import jobs_visible_to
+from apps.jobs.spec import JobRequest
+from apps.scheduling import selectors, services
+from apps.scheduling.api import bodies
+from apps.teams.models import User
+
+_MOST_FORECASTS = 50
+
+
+class JobPreviewView(APIView):
+    @extend_schema(
+        summary="Would this job start, when and where?",
+        description="Runs the planner over the present queue with this job in it. Nothing is written.",
+        request=JobRequest,
+        responses=bodies.PreviewOut,
+    )
+    def post(self, request: Request) -> Response:
+        body = parse_body(request, JobRequest)
+        preview = services.preview(request=body, actor=_user(request), at=clock.now())
+        return Response(bodies.PreviewOut.of(preview).model_dump())
+
+
+class JobReasonsView(APIView):
+    @extend_schema(summary="Why a job waits, and when it is expected to start", responses=bodies.ReasonsOut)
+    def get(self, request: Request, job_id: int) -> Response:
+        job = jobs_visible_to(_user(request)).filter(pk=job_id).first()
+        if job is None:
+            raise NoSuchJob(job_id=job_id)
+        forecasts = list(job.forecasts.order_by("-made_at", "-id")[:_MOST_FORECASTS])
+        reason = selectors.reason_of(job)
+        return Response(bodies.ReasonsOut.of(job.pk, job.state, reason, forecasts).model_dump())
+
+
+class PassesView(APIView):
+    @extend_schema(
+        summary="Runs of the planner, the newest first",
+        parameters=[
+            OpenApiParameter("refused", bool, description="`true`: only those the checker refused."),
+            OpenApiParameter("started", bool, description="`true`: only those that started something."),
+        ],
+        responses=page_schema(bodies.PassOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "refused", "started")
+        rows = selectors.passes()
+        if _is_asked(request, "refused"):
+            rows = rows.filter(is_refused=True)
+        if _is_asked(request, "started"):
+            rows = rows.filter(n_started__gt=0)
+        return Response(
+            page(rows, request, order=["-id"], render=lambda row: bodies.PassOut.of(row).model_dump())
+        )
+
+
+class PassView(APIView):
+    @extend_schema(summary="One run of the planner", responses=bodies.PassDetailOut)
+    def get(self, request: Request, pass_id: int) -> Response:
+        row = selectors.passes().filter(pk=pass_id).first()
+        if row is None:
+            raise NotFound("There is no such pass.", pass_id=pass_id)
+        return Response(bodies.PassDetailOut.of(row).model_dump())
+
+
+class UtilizationView(APIView):
+    @extend_schema(
+        summary="What the devices do now, and did",
+        parameters=[
+            OpenApiParameter("since", datetime, description="Default: 24 hours before `until`."),
+            OpenApiParameter("until", datetime, description="Default: now."),
+            OpenApiParameter("accelerator_type", str),
+            OpenApiParameter("limit", int),
+            OpenApiParameter("cursor", str),
+        ],
+        responses=bodies.UtilizationOut,
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "since", "until", "accelerator_type")
+        until = _instant(request, "until") or clock.now()
+        since = _instant(request, "since") or until - timedelta(hours=24)
+        if not since < until <= since + selectors.longest_span():
+            raise InvalidInput.of("since", "must be before until, by at most 31 days", "out_of_range")
+        rows = selectors.samples(since=since, until=until)
+        use = selectors.use_now()
+        name = request.query_params.get("accelerator_type", "")
+        if name and "\x00" not in name:
+            rows = rows.filter(accelerator_type__name=name)
+            use = tuple(one for one in use if one.name == name)
+        listed = page(
+            rows,
+            request,
+            order=["at", "id"],
+            render=lambda row: bodies.SampleOut.of(row).model_dump(),
+        )
+        return Response({"now": [bodies.TypeUseOut.of(one).model_dump() for one in use], **listed})
+
+
+def _is_asked(request: Request, name: str) -> bool:
+    word = request.query_params.get(name, "false")
+    if word not in ("true", "false"):
+        raise InvalidInput.of(name, "must be true or false", "not_a_choice")
+    return word == "true"
+
+
+def _instant(request: Request, name: str) -> datetime | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None or not 1970 < at.year < 2300:
+        raise InvalidInput.of(name, "must be a date and time with its zone, such as 2026-03-01T08:00:00Z")
+    return at
+
+
+def _user(request: Request) -> User:
+    """Who is calling; the permission class lets nobody else in."""
+    assert isinstance(request.user, User)
+    return request.user
