@@ -67,7 +67,9 @@ class Calendar:
         """Positions of the bookings this gang's team may use."""
         if gang.team not in self._allowed:
             self._allowed[gang.team] = tuple(
-                i for i, teams in enumerate(self._teams_of_booking) if gang.team != NONE and gang.team in teams
+                i
+                for i, teams in enumerate(self._teams_of_booking)
+                if gang.team != NONE and gang.team in teams
             )
         return self._allowed[gang.team]
 
@@ -112,7 +114,7 @@ class Calendar:
         total: IntArray | None = None
         allowed = self.allowed(gang)
         for i, b in enumerate(self.bookings):
-            if i in allowed or b.start_s >= until_s and b.is_flexible:
+            if i in allowed or (b.start_s >= until_s and b.is_flexible):
                 continue
             if b.start_s <= state.at_s < b.end_s or (not b.is_flexible and state.at_s < b.end_s):
                 used = state.booked.get(i)
@@ -125,7 +127,12 @@ class Calendar:
         allowed = self.allowed(gang)
         shut: list[int] = []
         for i, b in enumerate(self.bookings):
-            if b.nodes and i not in allowed and b.end_s > start_s and (b.start_s < until_s or not b.is_flexible):
+            if (
+                b.nodes
+                and i not in allowed
+                and b.end_s > start_s
+                and (b.start_s < until_s or not b.is_flexible)
+            ):
                 shut.extend(b.nodes)
         return np.array(shut, dtype=np.int64) if shut else None
 
@@ -173,7 +180,9 @@ class Calendar:
     def states(self, extra_times: Sequence[float] = ()) -> Iterator[State]:
         """The state after each coming change, in order of time; one object, changed in place."""
         state = self.now.copy(self.now_s)
-        marks = sorted(t for t in {*extra_times, *(b.end_s for b in self.bookings)} if t > self.now_s and t != inf)
+        marks = sorted(
+            t for t in {*extra_times, *(b.end_s for b in self.bookings)} if t > self.now_s and t != inf
+        )
         coming = self._coming
         i = m = 0
         while i < len(coming) or m < len(marks):

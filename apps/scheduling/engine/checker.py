@@ -7,7 +7,18 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from apps.jobs.spec import SHARE_STEPS
-from apps.scheduling.engine.facts import NONE, Ask, Facility, Fault, Gang, Placing, Plan, Policy, Running, Snapshot
+from apps.scheduling.engine.facts import (
+    NONE,
+    Ask,
+    Facility,
+    Fault,
+    Gang,
+    Placing,
+    Plan,
+    Policy,
+    Running,
+    Snapshot,
+)
 
 SLACK = 1e-6  # relative: watts and cpus are sums of floats here
 _OVERDUE_S = 1.0
@@ -107,11 +118,15 @@ class _Checker:
     def _share(
         self, gang: Gang, ask: Ask, devices: tuple[int, ...], n_replicas: int, share_steps: int, node: int
     ) -> Iterator[Fault]:
-        if len(set(devices)) != len(devices) or any(not 0 <= d < int(self.facility.n_devices[node]) for d in devices):
+        if len(set(devices)) != len(devices) or any(
+            not 0 <= d < int(self.facility.n_devices[node]) for d in devices
+        ):
             yield Fault("device", gang.id, "names a device twice, or one that does not exist")
         if ask.devices:
             if len(devices) != ask.devices * n_replicas or share_steps != SHARE_STEPS:
-                yield Fault("gang", gang.id, f"has {len(devices)} devices for {n_replicas} replicas of {ask.devices}")
+                yield Fault(
+                    "gang", gang.id, f"has {len(devices)} devices for {n_replicas} replicas of {ask.devices}"
+                )
         elif ask.share_steps:
             if len(devices) != 1 or share_steps != ask.share_steps * n_replicas or share_steps > SHARE_STEPS:
                 yield Fault("device", gang.id, "has the wrong share of a device")
@@ -181,11 +196,20 @@ class _Checker:
                 memory[share.node] += ask.memory_gib * share.n_replicas
         for (node, device), taken in steps.items():
             if taken > SHARE_STEPS:
-                yield Fault("device", None, f"device {device} of {self.facility.node_name[node]} is claimed {taken / SHARE_STEPS:g} times")
+                yield Fault(
+                    "device",
+                    None,
+                    f"device {device} of {self.facility.node_name[node]} is claimed {taken / SHARE_STEPS:g} times",
+                )
         for node in touched:
-            for what, used, there in (("cpus", cpus, self.facility.cpus), ("GiB", memory, self.facility.memory_gib)):
+            for what, used, there in (
+                ("cpus", cpus, self.facility.cpus),
+                ("GiB", memory, self.facility.memory_gib),
+            ):
                 if used[node] > float(there[node]) * (1 + SLACK) + SLACK:
-                    yield Fault("resources", None, f"{self.facility.node_name[node]} has fewer {what} than it gives")
+                    yield Fault(
+                        "resources", None, f"{self.facility.node_name[node]} has fewer {what} than it gives"
+                    )
 
     def _peak_w(self, gang: Gang, share_group: int, node: int) -> float:
         """Watts above idle of one replica."""
@@ -205,7 +229,11 @@ class _Checker:
 
     def _domains_of(self, node: int) -> set[int]:
         f = self.facility
-        return {at for low in (f.scale_up, f.leaf, f.power, f.cooling, f.storage) for at in self._ancestors(int(low[node]))}
+        return {
+            at
+            for low in (f.scale_up, f.leaf, f.power, f.cooling, f.storage)
+            for at in self._ancestors(int(low[node]))
+        }
 
     def _idle_load(self) -> dict[int, float]:
         f = self.facility
@@ -218,7 +246,9 @@ class _Checker:
 
     def _limits(self) -> dict[int, float]:
         return {
-            i: (d.limit_w - d.overhead_fixed_w) / d.overhead_k for i, d in enumerate(self.facility.domains) if d.limit_w != inf
+            i: (d.limit_w - d.overhead_fixed_w) / d.overhead_k
+            for i, d in enumerate(self.facility.domains)
+            if d.limit_w != inf
         }
 
     def _power(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
@@ -252,7 +282,9 @@ class _Checker:
         for gang, placing in placed:
             for share in placing:
                 if gang.team != NONE and share.devices:
-                    use[gang.team, int(self.facility.kind[share.node])] += share.share_steps * len(share.devices)
+                    use[gang.team, int(self.facility.kind[share.node])] += share.share_steps * len(
+                        share.devices
+                    )
         return use
 
     def _quota_of(
@@ -361,7 +393,9 @@ class _Book:
     def add(self, gang: Gang, placing: Placing, sign: int) -> None:
         for share in placing:
             ask = gang.shape.asks[share.group]
-            self.devices[share.node] += sign * share.n_replicas * (ask.devices or ask.share_steps / SHARE_STEPS)
+            self.devices[share.node] += (
+                sign * share.n_replicas * (ask.devices or ask.share_steps / SHARE_STEPS)
+            )
             self.cpus[share.node] += sign * share.n_replicas * ask.cpus
             self.memory[share.node] += sign * share.n_replicas * ask.memory_gib
             if self.limits:
@@ -378,10 +412,16 @@ class _Book:
                 or self.cpus[node] > float(facility.cpus[node]) * (1 + SLACK) + SLACK
                 or self.memory[node] > float(facility.memory_gib[node]) * (1 + SLACK) + SLACK
             ):
-                yield Fault("protection", gang.id, f"no longer fits on {facility.node_name[node]} when it was promised to start")
+                yield Fault(
+                    "protection",
+                    gang.id,
+                    f"no longer fits on {facility.node_name[node]} when it was promised to start",
+                )
                 return
+        above = {domain for share in placing for domain in self.checker._domains_of(share.node)}
         for domain, limit_w in self.limits.items():
-            if self.idle[domain] + self.watts[domain] > limit_w + SLACK * max(1.0, abs(limit_w)):
-                if any(domain in self.checker._domains_of(s.node) for s in placing):
-                    yield Fault("protection", gang.id, f"{facility.domains[domain].name} has no power left when it was promised to start")
-                    return
+            over = self.idle[domain] + self.watts[domain] > limit_w + SLACK * max(1.0, abs(limit_w))
+            if over and domain in above:
+                name = facility.domains[domain].name
+                yield Fault("protection", gang.id, f"{name} has no power left when it was promised to start")
+                return

@@ -7,10 +7,12 @@ import numpy as np
 from apps.scheduling.engine.facts import NONE, BoolArray, Facility, FloatArray, Running
 
 
-def node_draw_w(facility: Facility, running: Iterable[Running], is_failed: BoolArray, *, peak: bool = False) -> FloatArray:
+def node_draw_w(
+    facility: Facility, running: Iterable[Running], is_failed: BoolArray, *, peak: bool = False
+) -> FloatArray:
     """(n,) watts of each node: host at rest, idle devices, and what its jobs draw (at their peak, if asked).
 
-    A failed node draws nothing; a reserved peak (`peak=True`) keeps its idle draw, since it may come back at any moment.
+    A failed node draws nothing; reserved peaks (`peak=True`) keep its idle draw, as it may come back any moment.
     """
     idle = np.array([kind.idle_w for kind in facility.kinds] or [0.0])
     draw: FloatArray = facility.idle_w + facility.n_devices * idle[facility.kind]
@@ -28,7 +30,9 @@ def node_draw_w(facility: Facility, running: Iterable[Running], is_failed: BoolA
     return draw if peak else np.where(is_failed, 0.0, draw)
 
 
-def domain_draw_w(facility: Facility, running: Iterable[Running], is_failed: BoolArray, *, peak: bool = False) -> FloatArray:
+def domain_draw_w(
+    facility: Facility, running: Iterable[Running], is_failed: BoolArray, *, peak: bool = False
+) -> FloatArray:
     """(d,) watts of IT load under each domain."""
     node_w = node_draw_w(facility, running, is_failed, peak=peak)
     draw = np.zeros(len(facility.domains))

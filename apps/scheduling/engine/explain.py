@@ -13,10 +13,11 @@ import numpy as np
 
 from apps.scheduling.engine.facts import NONE, Gang, Wait
 from apps.scheduling.engine.placement import total_steps
+from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.units import BIG, FULL
 
 if TYPE_CHECKING:
-    from apps.scheduling.engine.planner import Pass, Rules
+    from apps.scheduling.engine.planner import Pass
 
 # In the order in which they are named when several bind.
 RULES = ("quota", "topology", "power", "reservation", "priority", "unhealthy", "resources")
@@ -29,13 +30,19 @@ def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
         return Wait(gang.id, "held", "It is held.", ("held",), {}, rank)
     if gang.waits_for:
         n = len(gang.waits_for)
-        sentence = f"It waits for {_list(gang.waits_for[:3])}" + (f" and {n - 3} more" if n > 3 else "") + " to finish well."
+        sentence = (
+            f"It waits for {_list(gang.waits_for[:3])}"
+            + (f" and {n - 3} more" if n > 3 else "")
+            + " to finish well."
+        )
         return Wait(gang.id, "dependency", sentence, ("dependency",), {"waits_for": n}, rank)
     not_before_s = max(gang.not_before_s, gang.retry_s)
     if not_before_s > now_s:
         walk.boundary_s = min(walk.boundary_s, not_before_s)
         left_s = not_before_s - now_s
-        what = "It is not to start before its time" if gang.not_before_s >= gang.retry_s else "It is tried again"
+        what = (
+            "It is not to start before its time" if gang.not_before_s >= gang.retry_s else "It is tried again"
+        )
         sentence = f"{what}, in {_duration(left_s)}."
         return Wait(gang.id, "not_before", sentence, ("not_before",), {"left_s": left_s}, rank, not_before_s)
     if gang.array != NONE and gang.array_max and walk.running_of_array.get(gang.array, 0) >= gang.array_max:
@@ -61,31 +68,34 @@ class Explainer:
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
 
     def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
-        walk = self.walk
         length = gang.limit_s if gang.limit_s != inf else gang.work_s
         key = (id(gang.shape), gang.team, length, promised_s is not None)
         if key not in self._known:
             blocked_by = self._blocked_by(gang)
             code = blocked_by[0] if blocked_by else "resources"
-            sentence, facts = self._words(gang, code)
-            self._known[key] = (code, blocked_by, sentence, facts)
+            self._known[key] = (code, blocked_by, *self._words(gang, code))
         code, blocked_by, sentence, facts = self._known[key]
         return Wait(gang.id, code, sentence, blocked_by, facts, rank, promised_s)
 
     def _starts(self, gang: Gang, without: frozenset[str]) -> bool:
-        from apps.scheduling.engine.planner import ALL
-
         walk = self.walk
-        if walk.strictly_behind is not None and walk.strictly_behind is not gang and "priority" not in without:
+        if (
+            walk.strictly_behind is not None
+            and walk.strictly_behind is not gang
+            and "priority" not in without
+        ):
             return False
         rules: Rules = replace(ALL, **dict.fromkeys(without, False))
         return any(
-            walk.fit(gang, kind, walk.calendar.now, walk.duration_s(gang, kind), rules=rules, named=False) is not None
+            walk.fit(gang, kind, walk.calendar.now, walk.duration_s(gang, kind), rules=rules, named=False)
+            is not None
             for kind in walk.kinds(gang.shape)
         )
 
     def _blocked_by(self, gang: Gang) -> tuple[str, ...]:
-        single = tuple(rule for rule in RULES if self._may_bind(gang, rule) and self._starts(gang, frozenset({rule})))
+        single = tuple(
+            rule for rule in RULES if self._may_bind(gang, rule) and self._starts(gang, frozenset({rule}))
+        )
         if single:
             return single
         left_out = {rule for rule in RULES if self._may_bind(gang, rule)}
@@ -162,7 +172,12 @@ class Explainer:
         room = free // ask.devices if ask.devices else free
         by_domain = np.bincount(walk.frame.level[level], weights=room)
         best = int(by_domain.max(initial=0))
-        facts = {"level": level, "asked_replicas": ask.n_replicas, "best_replicas": best, "devices": ask.devices}
+        facts = {
+            "level": level,
+            "asked_replicas": ask.n_replicas,
+            "best_replicas": best,
+            "devices": ask.devices,
+        }
         what = level.replace("_", "-")
         each = f" of {ask.devices} devices" if ask.devices > 1 else ""
         return f"No {what} has room for {ask.n_replicas} replicas{each}; the best has room for {best}.", facts
@@ -192,9 +207,15 @@ class Explainer:
         others = [b for i, b in enumerate(calendar.bookings) if i not in calendar.allowed(gang)]
         if gang.shape.reservation != NONE:
             booking = walk.snapshot.bookings[gang.shape.reservation]
-            return f"It does not fit into what is left of its reservation {booking.name}.", {"reservation": booking.name}
+            return f"It does not fit into what is left of its reservation {booking.name}.", {
+                "reservation": booking.name
+            }
         booking = min(others or calendar.bookings, key=lambda b: (b.start_s, b.end_s))
-        facts: dict[str, Any] = {"reservation": booking.name, "start_s": booking.start_s, "end_s": booking.end_s}
+        facts: dict[str, Any] = {
+            "reservation": booking.name,
+            "start_s": booking.start_s,
+            "end_s": booking.end_s,
+        }
         if booking.start_s > walk.now_s:
             left = booking.start_s - walk.now_s
             facts["fits_under_s"] = left
@@ -204,7 +225,10 @@ class Explainer:
                 f"It would run into {booking.name} in {_duration(left)}; its limit is {_duration(gang.limit_s)}.",
                 facts,
             )
-        return f"{booking.name} holds what it would need, for another {_duration(booking.end_s - walk.now_s)}.", facts
+        return (
+            f"{booking.name} holds what it would need, for another {_duration(booking.end_s - walk.now_s)}.",
+            facts,
+        )
 
     def _say_priority(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk
@@ -221,7 +245,10 @@ class Explainer:
         for kind in walk.kinds(gang.shape):
             kinds |= walk.frame.kind_mask[kind]
         out = int((kinds & ~walk.snapshot.is_usable).sum())
-        return f"{out} of the {int(kinds.sum())} nodes it could use are out of service.", {"out": out, "of": int(kinds.sum())}
+        return f"{out} of the {int(kinds.sum())} nodes it could use are out of service.", {
+            "out": out,
+            "of": int(kinds.sum()),
+        }
 
     def _say_resources(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk
@@ -230,7 +257,12 @@ class Explainer:
         names = self._kind_names(gang)
         capacity = int(walk.frame.n_devices[mask].sum())
         free_steps = int(np.add.reduceat(walk.calendar.now.dev, walk.frame.offset[:-1])[mask].sum())
-        facts = {"asked": _devices(need), "free": _devices(free_steps), "capacity": capacity, "accelerator": names}
+        facts = {
+            "asked": _devices(need),
+            "free": _devices(free_steps),
+            "capacity": capacity,
+            "accelerator": names,
+        }
         if not need:
             return "No node has the cpus or the memory it asks for free.", facts
         if need > capacity * FULL:
@@ -241,8 +273,14 @@ class Explainer:
             facts["replicas_that_fit"] = room
             if ask.devices > 1 and room < ask.n_replicas:
                 each = f"{ask.devices} {names} on one node"
-                return f"It asks {ask.n_replicas} times {each}; {facts['free']} are free, but so only {room} fit.", facts
-            return f"{facts['free']} {names} are free, but not with the cpus and the memory it asks for.", facts
+                return (
+                    f"It asks {ask.n_replicas} times {each}; {facts['free']} are free, but so only {room} fit.",
+                    facts,
+                )
+            return (
+                f"{facts['free']} {names} are free, but not with the cpus and the memory it asks for.",
+                facts,
+            )
         return f"{facts['free']} of the {facts['asked']} {names} it asks for are free.", facts
 
 
@@ -259,7 +297,7 @@ def _duration(seconds: float) -> str:
         return "an unknown time"
     whole = round(seconds)
     parts = [(86400, "d"), (3600, "h"), (60, "min"), (1, "s")]
-    words = []
+    words: list[str] = []
     for size, unit in parts:
         if whole >= size or (unit == "s" and not words):
             words.append(f"{whole // size} {unit}")
@@ -273,5 +311,3 @@ def _duration(seconds: float) -> str:
 
 def _list(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-

@@ -93,7 +93,9 @@ class Ask:
     share_steps: int = 0  # or this many millionths of one device
     cpus: float = 0.0
     memory_gib: float = 0.0
-    kinds: tuple[int, ...] = ()  # accepted kinds, best first; already filtered by memory; empty: none is acceptable
+    kinds: tuple[
+        int, ...
+    ] = ()  # accepted kinds, best first; already filtered by memory; empty: none is acceptable
     required: str | None = None  # all replicas of the group within one domain of this kind
     preferred: str | None = None
     peak_w: float | None = None  # per device under load; None: TDP

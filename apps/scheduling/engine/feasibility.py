@@ -9,7 +9,8 @@ import numpy as np
 from apps.scheduling.engine.explain import _devices, _watts
 from apps.scheduling.engine.facts import NONE, Facility, Gang, Impossible, Policy, Snapshot, Team
 from apps.scheduling.engine.placement import total_steps
-from apps.scheduling.engine.planner import ALL, Pass
+from apps.scheduling.engine.planner import Pass
+from apps.scheduling.engine.rules import ALL
 from apps.scheduling.engine.units import FULL
 
 
@@ -21,13 +22,16 @@ def prove_impossible(facility: Facility, teams: Sequence[Team], gang: Gang) -> I
     del teams
     n = facility.n_nodes
     alone = replace(gang, team=NONE, shape=replace(gang.shape, reservation=NONE))
-    snapshot = Snapshot(0.0, facility, np.ones(n, dtype=bool), np.zeros(n, dtype=bool), quota_is_checked=False)
+    snapshot = Snapshot(
+        0.0, facility, np.ones(n, dtype=bool), np.zeros(n, dtype=bool), quota_is_checked=False
+    )
     walk = Pass(snapshot, Policy(explain=False))
 
     def fits(**left_out: bool) -> bool:
         rules = replace(ALL, **left_out)
         return any(
-            walk.fit(alone, kind, walk.calendar.now, inf, rules=rules, named=False) is not None for kind in walk.kinds(alone.shape)
+            walk.fit(alone, kind, walk.calendar.now, inf, rules=rules, named=False) is not None
+            for kind in walk.kinds(alone.shape)
         )
 
     if n and fits():
@@ -44,7 +48,11 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible
     mask &= walk.may_use(gang)
     capacity = int(frame.n_devices[mask].sum())
     need = total_steps(gang.shape)
-    names = " or ".join(frame.kinds[k].name for k in kinds[:3]) if len(kinds) < len(frame.kinds) or len(kinds) == 1 else "devices"
+    names = (
+        " or ".join(frame.kinds[k].name for k in kinds[:3])
+        if len(kinds) < len(frame.kinds) or len(kinds) == 1
+        else "devices"
+    )
     where = "the facility" if gang.shape.cluster == NONE else "its cluster"
     facts = {"asked": _devices(need), "capacity": capacity, "accelerator": names}
     if not kinds:
@@ -53,24 +61,38 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible
         return Impossible("resources", f"asks {_devices(need)} {names}, {where} has {capacity}", facts)
     most = int(frame.n_devices[mask].max(initial=0))
     if ask.devices > most:
-        return Impossible("resources", f"asks {ask.devices} {names} on one node, the largest node has {most}", facts)
+        return Impossible(
+            "resources", f"asks {ask.devices} {names} on one node, the largest node has {most}", facts
+        )
     if power:
         need_w = frame.draw(ask.devices, ask.share_steps, kinds[0], ask.peak_w) * ask.n_replicas / 1e6
-        return Impossible("power", f"needs {_watts(need_w)} above idle, more than the power limits above its nodes ever leave", facts)
+        return Impossible(
+            "power",
+            f"needs {_watts(need_w)} above idle, more than the power limits above its nodes ever leave",
+            facts,
+        )
     if topology:
         level = next(a.required for a in gang.shape.asks if a.required is not None) or ""
         room = np.where(mask & frame.has_level[level], frame.n_devices // max(ask.devices, 1), 0)
         best = int(np.bincount(frame.level[level], weights=room).max(initial=0))
         word = level.replace("_", "-")
         return Impossible(
-            "topology", f"asks {ask.n_replicas} replicas within one {word}, the largest {word} holds {best}", facts
+            "topology",
+            f"asks {ask.n_replicas} replicas within one {word}, the largest {word} holds {best}",
+            facts,
         )
     cpus = float(np.where(np.isinf(walk.frame.cpu), inf, walk.frame.cpu)[mask].max(initial=0)) / 1e6
     if ask.cpus > cpus:
-        return Impossible("resources", f"asks {ask.cpus:g} cpus on one node, the largest node has {cpus:g}", facts)
+        return Impossible(
+            "resources", f"asks {ask.cpus:g} cpus on one node, the largest node has {cpus:g}", facts
+        )
     memory = float(walk.frame.mem[mask].max(initial=0)) / 1e6
     if ask.memory_gib > memory:
-        return Impossible("resources", f"asks {ask.memory_gib:g} GiB on one node, the largest node has {memory:g}", facts)
+        return Impossible(
+            "resources", f"asks {ask.memory_gib:g} GiB on one node, the largest node has {memory:g}", facts
+        )
     return Impossible(
-        "resources", f"asks {ask.n_replicas} replicas that the empty nodes of {where} cannot hold together", facts
+        "resources",
+        f"asks {ask.n_replicas} replicas that the empty nodes of {where} cannot hold together",
+        facts,
     )

@@ -44,7 +44,9 @@ class Frame:
         self.has_level: dict[str, BoolArray] = {}
         for name in LEVELS:
             domain = self.ancestor(name)
-            self.has_level[name] = (domain != NONE) if name != "scale_up" else np.ones(self.n_nodes, dtype=bool)
+            self.has_level[name] = (
+                (domain != NONE) if name != "scale_up" else np.ones(self.n_nodes, dtype=bool)
+            )
             own = np.where(domain != NONE, domain, len(self.domains) + np.arange(self.n_nodes))
             _, dense = np.unique(own, return_inverse=True)
             self.level[name] = dense.astype(np.int64)
@@ -62,7 +64,9 @@ class Frame:
                 above[d] = at
             found = np.full(self.n_nodes, NONE, dtype=np.int64)
             for lowest in self._lowest:
-                found = np.where(found == NONE, above[lowest], found)  # above[-1] is NONE: a node outside that tree
+                found = np.where(
+                    found == NONE, above[lowest], found
+                )  # above[-1] is NONE: a node outside that tree
             self._ancestor[domain_kind] = found
         return self._ancestor[domain_kind]
 
@@ -116,12 +120,10 @@ class Frame:
     @cached_property
     def speeds(self) -> tuple[tuple[float, ...], ...]:
         """Distinct node speeds of each kind, fastest first."""
-        return tuple(
-            tuple(sorted(set(self.speed[mask].tolist()), reverse=True)) for mask in self.kind_mask
-        )
+        return tuple(tuple(sorted(set(self.speed[mask].tolist()), reverse=True)) for mask in self.kind_mask)
 
     def draw(self, devices: int, share_steps: int, kind: int, peak_w: float | None) -> int:
-        """Microwatts one replica adds above idle at its peak; a draw is never above TDP, and never counts below idle."""
+        """Microwatts one replica adds above idle at its peak, which is never above TDP and counts from idle up."""
         of = self.kinds[kind]
         peak = of.tdp_w if peak_w is None else min(peak_w, of.tdp_w)
         return round(max(0.0, peak - of.idle_w) * 1e6 * (devices if devices else share_steps / 1e6))

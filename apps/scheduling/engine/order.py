@@ -28,7 +28,10 @@ def fair_shares(teams: Sequence[Team], capacity: Sequence[int]) -> list[float]:
                 use[parent][kind] = use[parent].get(kind, 0.0) + seconds
     return [
         # Rounded: what differs by less than a millionth of a second a device is equal.
-        round(max((s / max(capacity[k], 1) for k, s in sorted(use[i].items())), default=0.0) / teams[i].weight, 6)
+        round(
+            max((s / max(capacity[k], 1) for k, s in sorted(use[i].items())), default=0.0) / teams[i].weight,
+            6,
+        )
         for i in range(len(teams))
     ]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shape, Share
+from apps.scheduling.engine.flow import spread_under_limits
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.state import Floor
 from apps.scheduling.engine.units import BIG, FULL, micro_of
@@ -75,7 +76,9 @@ class _Left:
                     self.shared = self.shared.copy()
                     self.shared[at] = np.minimum(self.shared[at], self.dev[at])
             else:
-                self.whole[node] -= ask.devices * share.n_replicas or -(-share.n_replicas // (FULL // ask.share_steps))
+                self.whole[node] -= ask.devices * share.n_replicas or -(
+                    -share.n_replicas // (FULL // ask.share_steps)
+                )
 
 
 def place(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> Found | None:
@@ -84,9 +87,11 @@ def place(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> 
     if len(asks) == 1:
         left = _Left(floor, terms)
         found = _place_group(frame, 0, asks[0], kind, left, terms, floor)
-        return None if found is None else Found(found[0], kind, found[1])
+        return None if found is None else Found(tuple(found[0]), kind, found[1])
     # The hardest groups first; where that fails, the other way round.
-    hard = sorted(range(len(asks)), key=lambda g: (-asks[g].devices, -asks[g].n_replicas * max(asks[g].devices, 1), g))
+    hard = sorted(
+        range(len(asks)), key=lambda g: (-asks[g].devices, -asks[g].n_replicas * max(asks[g].devices, 1), g)
+    )
     for order in (hard, hard[::-1]):
         left, shares, level = _Left(floor, terms), [], "node"
         for g in order:
@@ -207,15 +212,19 @@ def _choose(
 
 def _spare(frame: Frame, ask: Ask, room: IntArray, left: "_Left") -> IntArray:
     """(n,) what best fit compares: millionths of devices left on each node that has room."""
-    if ask.share_steps:
-        free = np.add.reduceat(left.dev, frame.offset[:-1])
-    else:
-        free = left.whole * FULL
+    free = np.add.reduceat(left.dev, frame.offset[:-1]) if ask.share_steps else left.whole * FULL
     return np.where(room > 0, free, 0)
 
 
 def _in_one_domain(
-    frame: Frame, level: str, nodes: IntArray, room: IntArray, spare: IntArray, n: int, left: "_Left", draws: IntArray | None
+    frame: Frame,
+    level: str,
+    nodes: IntArray,
+    room: IntArray,
+    spare: IntArray,
+    n: int,
+    left: "_Left",
+    draws: IntArray | None,
 ) -> Counts | None:
     ids = frame.level[level][nodes]
     sums = np.bincount(ids, weights=room[nodes])
@@ -234,8 +243,11 @@ def _in_one_domain(
 class _Fill:
     """Fill nodes with replicas: whole subdomains first, then the smallest that takes the rest."""
 
-    def __init__(self, frame: Frame, room: IntArray, spare: IntArray, left: "_Left", draws: IntArray | None) -> None:
+    def __init__(
+        self, frame: Frame, room: IntArray, spare: IntArray, left: "_Left", draws: IntArray | None
+    ) -> None:
         self.frame, self.room, self.spare, self.draws = frame, room, spare, draws
+        self.start = left.head
         self.head = left.head.copy() if draws is not None else None
         self.counts: dict[int, int] = {}
 
@@ -248,6 +260,9 @@ class _Fill:
                 rest -= self._take(node, rest)
                 if not rest:
                     break
+        if rest and self.head is not None and self.draws is not None and self.frame.n_limit_trees > 1:
+            exact = spread_under_limits(self.frame, nodes, self.room, self.draws, self.start, n)
+            return None if exact is None else sorted(exact.items())
         return None if rest else sorted(self.counts.items())
 
     def _fill(self, nodes: IntArray, n: int, depth: int) -> int:
@@ -374,7 +389,9 @@ def kinds_of(shape: Shape) -> tuple[int, ...] | None:
 
 def total_steps(shape: Shape) -> int:
     """Millionths of devices the whole gang holds."""
-    return sum((ask.devices * FULL if ask.devices else ask.share_steps) * ask.n_replicas for ask in shape.asks)
+    return sum(
+        (ask.devices * FULL if ask.devices else ask.share_steps) * ask.n_replicas for ask in shape.asks
+    )
 
 
 def fastest_first(frame: Frame, kinds: Sequence[int]) -> list[int]:

@@ -13,33 +13,30 @@ import numpy as np
 
 from apps.scheduling.engine import explain
 from apps.scheduling.engine.calendar import Calendar
-from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Plan, Policy, Reserve, Shape, Snapshot, Start, Wait
+from apps.scheduling.engine.facts import (
+    NONE,
+    BoolArray,
+    Gang,
+    IntArray,
+    Plan,
+    Policy,
+    Reserve,
+    Shape,
+    Snapshot,
+    Start,
+    Wait,
+)
 from apps.scheduling.engine.frame import Frame, frame_of
 from apps.scheduling.engine.order import order_queue
 from apps.scheduling.engine.placement import Found, Terms, kinds_of, place, total_steps
 from apps.scheduling.engine.quota import QuotaTree
+from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.state import Floor, State, charge_of
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what starts now, what is promised, and say why the rest waits."""
     return Pass(snapshot, policy).run()
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Which rules hold; explanations leave one out at a time."""
-
-    quota: bool = True
-    topology: bool = True
-    power: bool = True
-    reservation: bool = True
-    priority: bool = True
-    unhealthy: bool = True
-    resources: bool = True
-
-
-ALL = Rules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,9 @@ class Pass:
         self.running_of_array: dict[int, int] = {}
         for running in snapshot.running:
             if running.gang.array != NONE:
-                self.running_of_array[running.gang.array] = self.running_of_array.get(running.gang.array, 0) + 1
+                self.running_of_array[running.gang.array] = (
+                    self.running_of_array.get(running.gang.array, 0) + 1
+                )
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._family: dict[int, tuple[object, ...]] = {}
         self._kinds: dict[int, tuple[int, ...]] = {}
@@ -176,10 +175,14 @@ class Pass:
         key = (gang.shape.cluster, unhealthy)
         if key not in self._may_use:
             mask = self.snapshot.is_usable if unhealthy else np.ones(self.frame.n_nodes, dtype=bool)
-            self._may_use[key] = mask if gang.shape.cluster == NONE else mask & (self.frame.cluster == gang.shape.cluster)
+            self._may_use[key] = (
+                mask if gang.shape.cluster == NONE else mask & (self.frame.cluster == gang.shape.cluster)
+            )
         return self._may_use[key]
 
-    def fit(self, gang: Gang, kind: int, first: State, duration_s: float, *, rules: Rules = ALL, named: bool) -> Found | None:
+    def fit(
+        self, gang: Gang, kind: int, first: State, duration_s: float, *, rules: Rules = ALL, named: bool
+    ) -> Found | None:
         """A place for the gang from the instant of `first` on, for that long; None if some rule forbids it."""
         until_s = first.at_s + duration_s
         calendar = self.calendar
@@ -204,7 +207,9 @@ class Pass:
                 if first.at_s < booking.start_s or until_s > booking.end_s:
                     return None
                 booked = calendar.booked_nodes[position]
-                only = np.minimum.reduce([np.maximum(0, booked - state.booked.get(position, 0)) for state in states])
+                only = np.minimum.reduce(
+                    [np.maximum(0, booked - state.booked.get(position, 0)) for state in states]
+                )
                 may_use = may_use & (booked > 0)
         terms = Terms(
             may_use,
@@ -241,7 +246,9 @@ class Pass:
             return None
         return best
 
-    def _waits_for_better(self, gang: Gang, missing: list[int], kinds: tuple[int, ...], pace: float, preference: int) -> bool:
+    def _waits_for_better(
+        self, gang: Gang, missing: list[int], kinds: tuple[int, ...], pace: float, preference: int
+    ) -> bool:
         """Whether a kind that is busy now would still finish it earlier than the best that is free."""
         depth = self.policy.backfill_depth
         work_s = min(gang.limit_s, gang.work_s)
@@ -262,7 +269,11 @@ class Pass:
         if gang.array != NONE:
             self.running_of_array[gang.array] = self.running_of_array.get(gang.array, 0) + 1
         kind = offer.found.kind if len(charge.quota) else NONE
-        why = {"level": offer.found.level, "n_nodes": len({s.node for s in placing}), "backfilled": self.n_promises > 0}
+        why = {
+            "level": offer.found.level,
+            "n_nodes": len({s.node for s in placing}),
+            "backfilled": self.n_promises > 0,
+        }
         self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
 
     def _promise(self, gang: Gang) -> bool:
@@ -310,14 +321,20 @@ class Pass:
         shape = gang.shape
         family = self._family.get(id(shape))
         if family is None:
-            asks = tuple(replace(ask, n_replicas=1) for ask in shape.asks) if len(shape.asks) == 1 else (id(shape),)
+            asks = (
+                tuple(replace(ask, n_replicas=1) for ask in shape.asks)
+                if len(shape.asks) == 1
+                else (id(shape),)
+            )
             family = self._family[id(shape)] = (asks, shape.cluster, shape.reservation)
         team = gang.team if self.tree.teams else NONE
         return (family, kind, team, self.calendar.allowed(gang)), shape.asks[0].n_replicas
 
     def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
         key, n = self._key(gang, kind)
-        return any(n >= failed_n and duration_s >= failed_s for failed_n, failed_s in self._failed.get(key, ()))
+        return any(
+            n >= failed_n and duration_s >= failed_s for failed_n, failed_s in self._failed.get(key, ())
+        )
 
     def _remember(self, gang: Gang, kind: int, duration_s: float) -> None:
         key, n = self._key(gang, kind)

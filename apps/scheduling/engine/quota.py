@@ -80,4 +80,8 @@ class QuotaTree:
 
     def borrows(self, use: IntArray, team: int, kind: int, extra: int = 0) -> bool:
         """Whether the team uses (or with `extra` would use) more than its subtree owns."""
-        return team != NONE and bool(self.limited[kind]) and int(use[team, kind]) + extra > int(self.subtree[team, kind])
+        return (
+            team != NONE
+            and bool(self.limited[kind])
+            and int(use[team, kind]) + extra > int(self.subtree[team, kind])
+        )

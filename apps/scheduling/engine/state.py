@@ -126,7 +126,9 @@ class State:
             {b: used.copy() for b, used in self.booked.items()},
         )
 
-    def charge(self, frame: Frame, tree: QuotaTree, charge: Charge, sign: int, bookings: Sequence[int] = ()) -> None:
+    def charge(
+        self, frame: Frame, tree: QuotaTree, charge: Charge, sign: int, bookings: Sequence[int] = ()
+    ) -> None:
         """Take (sign 1) or give back (sign -1) what a placing holds."""
         nodes = charge.nodes
         if len(charge.devices):
@@ -171,10 +173,18 @@ class Floor:
         if holds is None or all(hold is None for hold in holds):
             wholes = [s.whole for s in states]
         else:
-            wholes = [s.whole if hold is None else s.whole - hold for s, hold in zip(states, holds, strict=True)]
+            wholes = [
+                s.whole if hold is None else s.whole - hold for s, hold in zip(states, holds, strict=True)
+            ]
         self.wholes = wholes
         if len(states) == 1:
-            self.whole, self.dev, self.cpu, self.mem, self.head = wholes[0], first.dev, first.cpu, first.mem, first.head
+            self.whole, self.dev, self.cpu, self.mem, self.head = (
+                wholes[0],
+                first.dev,
+                first.cpu,
+                first.mem,
+                first.head,
+            )
             return
         self.whole = np.minimum.reduce(wholes)
         self.dev = np.minimum.reduce([s.dev for s in states])

@@ -89,7 +89,9 @@ def holds(job: Gang, *shares: tuple[int, tuple[int, ...]], ends_s: float = 50.0)
     """A running job of one group that holds these devices of these nodes."""
     ask = job.shape.asks[0]
     per = max(ask.devices, 1)
-    return Running(job, tuple(Share(0, node, len(devices) // per, devices) for node, devices in shares), -10.0, ends_s)
+    return Running(
+        job, tuple(Share(0, node, len(devices) // per, devices) for node, devices in shares), -10.0, ends_s
+    )
 
 
 @st.composite
@@ -103,7 +105,11 @@ def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
         Kind(1, "A", 40.0, 400.0, 40.0, 1.0),
         Kind(2, "B", 80.0, 700.0, 70.0, draw(st.sampled_from([1.0, 2.0]))),
     )
-    limits = draw(st.dictionaries(st.sampled_from(["hall", "rack0", "rack1"]), st.sampled_from([1000.0, 2500.0, 6000.0]), max_size=2))
+    limits = draw(
+        st.dictionaries(
+            st.sampled_from(["hall", "rack0", "rack1"]), st.sampled_from([1000.0, 2500.0, 6000.0]), max_size=2
+        )
+    )
     where = facility(
         leaves=leaves,
         devices=devices,
@@ -118,7 +124,13 @@ def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
     queue = [draw(_gang(i, len(teams), len(bookings))) for i in range(1, draw(st.integers(1, 10)) + 1)]
     usable = np.array(draw(st.lists(st.sampled_from([True, True, True, False]), min_size=n, max_size=n)))
     scene = snapshot(
-        where, *queue, is_usable=usable, is_failed=~usable, teams=teams, bookings=tuple(bookings), quota_is_checked=bool(teams)
+        where,
+        *queue,
+        is_usable=usable,
+        is_failed=~usable,
+        teams=teams,
+        bookings=tuple(bookings),
+        quota_is_checked=bool(teams),
     )
     if not with_running:
         return scene
@@ -134,7 +146,9 @@ def _after_a_pass(draw: st.DrawFn, scene: Snapshot) -> Snapshot:
     gangs = {g.id: g for g in scene.queue}
     now_s = draw(st.sampled_from([0.0, 5.0, 30.0]))
     running = tuple(
-        Running(gangs[s.job_id], s.placing, 0.0, s.expected_end_s) for s in first.starts if s.expected_end_s > now_s
+        Running(gangs[s.job_id], s.placing, 0.0, s.expected_end_s)
+        for s in first.starts
+        if s.expected_end_s > now_s
     )
     started = {s.job_id for s in first.starts}
     rest = [g for g in scene.queue if g.id not in started]

@@ -32,7 +32,9 @@ def test_the_checker_finds_nothing_in_any_plan(scene: Snapshot, depth: int | Non
 
 @SCENES
 @given(scenes(), DEPTHS, st.randoms())
-def test_the_order_of_rows_and_the_names_change_nothing(scene: Snapshot, depth: int | None, random: object) -> None:
+def test_the_order_of_rows_and_the_names_change_nothing(
+    scene: Snapshot, depth: int | None, random: object
+) -> None:
     queue, running = list(scene.queue), list(scene.running)
     random.shuffle(queue)  # type: ignore[attr-defined]
     random.shuffle(running)  # type: ignore[attr-defined]
@@ -75,7 +77,10 @@ def test_what_is_started_behind_a_promise_does_not_move_it(scene: Snapshot, dept
     started = {s.job_id for s in decided.starts}
     now = tuple(Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts)
     again = plan(
-        replace(scene, running=scene.running + now, queue=tuple(g for g in scene.queue if g.id not in started)), policy
+        replace(
+            scene, running=scene.running + now, queue=tuple(g for g in scene.queue if g.id not in started)
+        ),
+        policy,
     )
 
     promised = {r.job_id: r.start_s for r in again.reserves}
@@ -96,13 +101,16 @@ def test_a_queue_drains_and_use_returns_to_nothing(scene: Snapshot, depth: int |
     policy = Policy(backfill_depth=depth, explain=False)
     usable = scene.is_usable | True
     possible = [
-        g for g in scene.queue if not g.is_held and g.shape.reservation == NONE and g.limit_s != inf
+        g
+        for g in scene.queue
+        if not g.is_held
+        and g.shape.reservation == NONE
+        and g.limit_s != inf
         and prove_impossible(scene.facility, (), g) is None
     ]
-    scene = replace(
-        scene, is_usable=usable, is_failed=~usable, queue=tuple(possible), bookings=(), teams=(), quota_is_checked=False,
-        running=tuple(replace(r, ends_s=min(r.ends_s, scene.now_s + 300)) for r in scene.running),
-    )  # fmt: skip
+    limited = tuple(replace(r, ends_s=min(r.ends_s, scene.now_s + 300)) for r in scene.running)
+    scene = replace(scene, is_usable=usable, is_failed=~usable, queue=tuple(possible), running=limited)
+    scene = replace(scene, bookings=(), teams=(), quota_is_checked=False)
     scene = replace(
         scene,
         queue=tuple(replace(g, team=NONE) for g in scene.queue),
@@ -111,7 +119,9 @@ def test_a_queue_drains_and_use_returns_to_nothing(scene: Snapshot, depth: int |
     for _ in range(200):
         decided = plan(scene, policy)
         gangs = {g.id: g for g in scene.queue}
-        now = tuple(Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts)
+        now = tuple(
+            Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts
+        )
         running = (*scene.running, *now)
         queue = tuple(g for g in scene.queue if g.id not in {r.gang.id for r in now})
         if not running:
@@ -122,4 +132,5 @@ def test_a_queue_drains_and_use_returns_to_nothing(scene: Snapshot, depth: int |
         )
     else:
         pytest.fail("the queue does not drain")
-    assert scene.queue == () and scene.running == ()
+    assert scene.queue == ()
+    assert scene.running == ()

@@ -47,7 +47,9 @@ def test_a_required_leaf_is_never_left() -> None:
 
     assert started(decided) == []
     assert decided.waits[0].code == "topology"
-    assert decided.waits[0].sentence == "No leaf has room for 3 replicas of 8 devices; the best has room for 2."
+    assert (
+        decided.waits[0].sentence == "No leaf has room for 3 replicas of 8 devices; the best has room for 2."
+    )
 
 
 def test_small_jobs_fill_the_node_that_is_used_already() -> None:
@@ -198,6 +200,8 @@ def test_the_shortest_are_backfilled_first_when_the_policy_says_so() -> None:
     head = gang(1, 4, 8)
     jobs = (head, *(gang(i, 1, 8, limit_s=50.0 - i) for i in range(2, 7)))
 
-    decided = decide(snapshot(facility(), *jobs, running=running), Policy(backfill_depth=1, backfill_order="shortest"))
+    decided = decide(
+        snapshot(facility(), *jobs, running=running), Policy(backfill_depth=1, backfill_order="shortest")
+    )
 
     assert started(decided) == [6, 5, 4]
