@@ -46,10 +46,7 @@ def test_a_gang_starts_whole(scene):
     replicas = {job["name"]: job.get("replicas", 1) for job in scene["jobs"]}
     for line in run_scene(scene).lines:
         if line["event"] == "start":
-            placed = sum(
-                entry["replicas"] * (1 if entry["share"] == 1 or len(entry["devices"]) <= 1 else 1)
-                for entry in line["placement"]
-            )
+            placed = sum(entry["replicas"] for entry in line["placement"])
             assert placed == replicas[line["job"]]
 
 
