@@ -10,6 +10,8 @@ from pathlib import Path
 
 import django
 
+from scheduler_site import environment
+
 
 def main() -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "scheduler_site.settings")
@@ -19,7 +21,8 @@ def main() -> int:
 
     call_command("migrate", interactive=False, verbosity=0)
     _collect_static(Path(settings.STATIC_ROOT))
-    if "demo" in get_commands() and not (settings.VAR_DIR / "demo-accounts.json").exists():
+    wants_demo = environment.flag("SWITCHYARD_DEMO", True)
+    if wants_demo and "demo" in get_commands() and not (settings.VAR_DIR / "demo-accounts.json").exists():
         print("making the demo facility", flush=True)
         call_command("demo")
     return 0

@@ -120,7 +120,19 @@ STORAGES = {
     "staticfiles": {"BACKEND": "scheduler_site.static_files.Storage"},
 }
 WHITENOISE_KEEP_ONLY_HASHED_FILES = True
-WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ["jpg", "jpeg", "png", "gif", "webp", "gz", "br", "zip", "woff", "woff2", "map"]
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [
+    "jpg",
+    "jpeg",
+    "png",
+    "gif",
+    "webp",
+    "gz",
+    "br",
+    "zip",
+    "woff",
+    "woff2",
+    "map",
+]
 MEDIA_ROOT = VAR_DIR / "media"
 
 # --- Safety -------------------------------------------------------------------------------------------------------
