@@ -70,13 +70,21 @@ TILES: Final = (
 )
 
 REASONS: Final[dict[str, ReasonWord]] = {
-    "topology": ReasonWord("place", "topology-star-3", "Topology", "You: ask for fewer, or for a wider spread."),
-    "resources": ReasonWord("place", "cpu", "Free devices", "You: accept another type. Else it clears with time."),
+    "topology": ReasonWord(
+        "place", "topology-star-3", "Topology", "You: ask for fewer, or for a wider spread."
+    ),
+    "resources": ReasonWord(
+        "place", "cpu", "Free devices", "You: accept another type. Else it clears with time."
+    ),
     "unhealthy": ReasonWord("place", "heartbeat", "Healthy devices", "An operator."),
     "quota": ReasonWord("quota", "users-group", "Quota", "Your team lead."),
     "power": ReasonWord("power", "bolt", "Power", "It clears with time. An operator can raise the limit."),
-    "priority": ReasonWord("line", "list-numbers", "Line", "It clears with time. Your lead can raise the priority."),
-    "reservation": ReasonWord("reservation", "calendar-event", "Reservations", "You: declare a shorter limit."),
+    "priority": ReasonWord(
+        "line", "list-numbers", "Line", "It clears with time. Your lead can raise the priority."
+    ),
+    "reservation": ReasonWord(
+        "reservation", "calendar-event", "Reservations", "You: declare a shorter limit."
+    ),
     "staging": ReasonWord("later", "database", "Data", "It clears when the data has arrived."),
     "not_before": ReasonWord("later", "clock", "Start time", "You: you asked for it."),
     "dependency": ReasonWord("later", "link", "Dependencies", "You: it waits for a job you named."),

@@ -1,5 +1,6 @@
 """The small parts of pages that need more than a template: icons, bars, badges and links that keep the query."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import urlencode
@@ -17,6 +18,7 @@ from apps.jobs.models import Job
 
 register = template.Library()
 
+_LONGEST_VALUE: Final = 80
 SPRITE: Final = "vendor/tabler-icons-3.52.0/icons.svg"
 
 
@@ -30,7 +32,9 @@ def icon(name: str, tone: str = "") -> SafeString:
 
 @register.simple_tag
 def badge(label: str, icon_name: str = "", tone: str = "") -> SafeString:
-    return format_html('<span class="badge {}">{}{}</span>', tone, icon(icon_name) if icon_name else "", label)
+    return format_html(
+        '<span class="badge {}">{}{}</span>', tone, icon(icon_name) if icon_name else "", label
+    )
 
 
 def _word(word: words.Word) -> SafeString:
@@ -83,11 +87,14 @@ def tier(flexibility: object) -> str:
     return words.tier(flexibility)
 
 
-type_of_parts = Iterable[tuple[str, float]]
-
-
 @register.simple_tag
-def bar(parts: type_of_parts, total: float, label: str, marks: Sequence[float] = (), tall: bool = False) -> SafeString:
+def bar(
+    parts: Iterable[tuple[str, float]],
+    total: float,
+    label: str,
+    marks: Sequence[float] = (),
+    tall: bool = False,
+) -> SafeString:
     """A bar of coloured parts, with marks at limits; drawn as SVG, because a style attribute is not allowed.
 
     Args:
@@ -118,9 +125,43 @@ def query(context: template.Context, **changes: object) -> str:
     """The query string of this page with some of it changed; an empty value drops its key, and so does a new page."""
     request = context["request"]
     assert isinstance(request, HttpRequest)
-    kept = {key: value for key, value in request.GET.items() if key not in changes and key not in ("after", "page")}
+    kept = {
+        key: value
+        for key, value in request.GET.items()
+        if key not in changes and key not in ("after", "page")
+    }
     kept |= {key: str(value) for key, value in changes.items() if value not in (None, "", False)}
     return f"?{urlencode(kept)}" if kept else "?"
+
+
+@register.filter
+def event_words(kind: str) -> str:
+    """`job.stop_requested` as `Job: stop requested`."""
+    subject, _, what = kind.partition(".")
+    return f"{subject.replace('_', ' ').capitalize()}: {what.replace('_', ' ')}" if what else kind
+
+
+@register.simple_tag
+def change_words(event: Event) -> str:
+    """Before and after of an audited change, only what differs."""
+    before, after = event.before, event.after
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+        return "; ".join(f"{key} {_short(before.get(key))} → {_short(after.get(key))}" for key in keys)
+    return _short(after) if after else ""
+
+
+def _short(value: object) -> str:
+    text = "–" if value in (None, "") else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+@register.simple_tag
+def bar_pair(amount: float, whole: float, label: str) -> SafeString:
+    """A bar of an amount against a whole, with what is above it in another colour and a mark at the whole."""
+    over = max(0.0, float(amount) - float(whole))
+    parts = (("blue", float(amount) - over), ("orange", over))
+    return bar(parts, max(float(amount), float(whole)) * 1.02, label, (float(whole),))
 
 
 @register.filter

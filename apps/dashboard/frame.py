@@ -1,0 +1,121 @@
+"""What stands around every page: the menu, the site, who is signed in, and the scheduler's pulse."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Final
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from apps.core import clock
+from apps.inventory import selectors as inventory
+from apps.scheduling import board
+from apps.scheduling import selectors as scheduling
+from apps.scheduling.models import Pass
+from apps.teams import selectors as teams
+from apps.teams.models import User
+
+# The slow beat plans at least once in this time; three missed beats are worth a warning.
+_PASS_IS_LATE_AFTER: Final = timedelta(seconds=90)
+
+
+@dataclass(frozen=True)
+class Link:
+    key: str
+    label: str
+    icon: str
+    url: str
+    is_current: bool
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    title: str
+    links: tuple[Link, ...]
+
+
+_MENU: Final = (
+    ("Operate", ("overview", "queue", "nodes")),
+    ("Capacity", ("reservations", "quotas")),
+    ("Govern", ("passes", "audit")),
+)
+_LABELS: Final = {
+    "overview": ("Overview", "layout-dashboard"),
+    "queue": ("Queue", "list-details"),
+    "nodes": ("Nodes", "server-2"),
+    "reservations": ("Reservations", "calendar-event"),
+    "quotas": ("Quotas", "users-group"),
+    "passes": ("Scheduler", "activity"),
+    "audit": ("Audit trail", "history"),
+}
+# Which entry of the menu a page belongs to, where its address does not begin like the entry's.
+_BELONGS_TO: Final = {"/jobs/": "queue"}
+
+
+class Frame:
+    """Read when a page is drawn, and only what it uses: a live part needs none of it."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        assert isinstance(request.user, User)
+        self._request, self._user = request, request.user
+        self.now = clock.now()
+
+    def _link(self, key: str) -> Link:
+        label, icon = _LABELS[key]
+        url = reverse(f"dashboard:{key}")
+        path = self._request.path
+        owner = next((name for prefix, name in _BELONGS_TO.items() if path.startswith(prefix)), "")
+        is_current = owner == key or (path == url if url == "/" else path.startswith(url))
+        short = {"reservations": "Reserve"}.get(key, label)
+        return Link(key, label, icon, url, is_current, short)
+
+    @property
+    def menu(self) -> tuple[Group, ...]:
+        return tuple(Group(title, tuple(self._link(key) for key in keys)) for title, keys in _MENU)
+
+    @property
+    def tabbar(self) -> tuple[Link, ...]:
+        return tuple(self._link(key) for key in ("overview", "queue", "nodes", "reservations"))
+
+    @cached_property
+    def site(self) -> inventory.Site:
+        return inventory.site()
+
+    @cached_property
+    def n_waiting(self) -> int:
+        return board.n_waiting(self._user)
+
+    @cached_property
+    def last_pass(self) -> Pass | None:
+        return scheduling.last_pass()
+
+    @property
+    def is_pass_late(self) -> bool:
+        return self.last_pass is not None and self.now - self.last_pass.started_at > _PASS_IS_LATE_AFTER
+
+    @property
+    def pass_ms(self) -> float | None:
+        """How long the last pass took, all phases."""
+        if self.last_pass is None or not isinstance(self.last_pass.phase_ms, dict):
+            return None
+        return (
+            float(sum(ms for ms in self.last_pass.phase_ms.values() if isinstance(ms, int | float))) or None
+        )
+
+    @property
+    def person(self) -> str:
+        return self._user.get_full_name() or self._user.get_username()
+
+    @cached_property
+    def role(self) -> str:
+        return teams.role_words(self._user)
+
+
+def frame(request: HttpRequest) -> dict[str, object]:
+    """Context processor of every page of who is signed in."""
+    user = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        return {}
+    return {"frame": Frame(request)}

@@ -1,0 +1,95 @@
+"""The map of nodes by spine group and leaf, as shapes that a template can draw."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from django.urls import reverse
+
+from apps.inventory.models import Health
+from apps.inventory.selectors import MapNode
+
+_WORDS: Final = {
+    "this": "of this job",
+    "out": "out of service",
+    "busy": "in use",
+    "part": "partly in use",
+    "free": "free",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One node of the map: its place in the row, and how it is drawn."""
+
+    url: str
+    x: float
+    width: float
+    look: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Leaf:
+    name: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def summary(self) -> str:
+        """How many nodes of each look, for who does not see the colours."""
+        counts = Counter(cell.look for cell in self.cells)
+        return ", ".join(f"{n} {_WORDS[look]}" for look, n in sorted(counts.items()))
+
+
+@dataclass(frozen=True)
+class Spine:
+    name: str
+    kinds: str
+    leaves: tuple[Leaf, ...]
+
+
+def spines_of(nodes: Iterable[MapNode], chosen: Collection[str] = ()) -> tuple[Spine, ...]:
+    """Group nodes, which come in order of spine, leaf and name.
+
+    Args:
+        chosen: Names of the nodes that the map is about: those of one job.
+    """
+    found = []
+    for spine, of_spine in groupby(nodes, key=lambda node: node.spine):
+        inside = list(of_spine)
+        leaves = tuple(
+            Leaf(leaf, _cells(list(of_leaf), chosen))
+            for leaf, of_leaf in groupby(inside, key=lambda node: node.leaf)
+        )
+        kinds = ", ".join(sorted({node.accelerator_type for node in inside}))
+        found.append(Spine(spine or "No spine group", kinds, leaves))
+    return tuple(found)
+
+
+def _cells(nodes: list[MapNode], chosen: Collection[str]) -> tuple[Cell, ...]:
+    width = 100 / max(len(nodes), 16)
+    return tuple(
+        Cell(
+            reverse("dashboard:node", args=[node.name]),
+            round(index * width + 0.4, 2),
+            round(width - 0.8, 2),
+            look,
+            f"{node.name}: {words}",
+        )
+        for index, node in enumerate(nodes)
+        for look, words in [_look(node, chosen)]
+    )
+
+
+def _look(node: MapNode, chosen: Collection[str]) -> tuple[str, str]:
+    if node.name in chosen:
+        return "this", "this job"
+    if node.health in (Health.FAILED, Health.DRAINED, Health.DRAINING):
+        return "out", "out of service"
+    if node.claimed >= node.n_devices:
+        return "busy", "in use"
+    if node.claimed > 0:
+        return "part", f"{node.claimed.normalize():f} of {node.n_devices} in use"
+    return "free", "free"

@@ -1,0 +1,68 @@
+"""Addresses of the pages. A live part is below its page, at parts/<name>/."""
+
+from django.urls import path
+
+from apps.dashboard.views import (
+    accounts,
+    govern,
+    jobs,
+    me,
+    nodes,
+    overview,
+    queue,
+    quotas,
+    reservations,
+    submit,
+)
+
+app_name = "dashboard"
+
+urlpatterns = [
+    path("", overview.overview, name="overview"),
+    path("parts/figures/", overview.figures_part, name="figures"),
+    path("parts/attention/", overview.attention_part, name="attention"),
+    path("parts/teams/", overview.teams_part, name="teams"),
+    path("parts/pulse/", accounts.pulse, name="pulse"),
+    path("charts/power.json", overview.chart, {"name": "power"}, name="chart-power"),
+    path("charts/use.json", overview.chart, {"name": "use"}, name="chart-use"),
+    path("queue/", queue.queue, name="queue"),
+    path("queue/parts/head/", queue.head_part, name="queue-head"),
+    path("queue/parts/rows/", queue.rows_part, name="queue-rows"),
+    path("jobs/new/", submit.submit, name="submit"),
+    path("jobs/<int:job_id>/", jobs.job, name="job"),
+    path("jobs/<int:job_id>/logs/", jobs.logs, name="job-logs"),
+    path("jobs/<int:job_id>/spec/", jobs.specification, name="job-spec"),
+    path("jobs/<int:job_id>/attempts/", jobs.attempts, name="job-attempts"),
+    path("jobs/<int:job_id>/events/", jobs.job_events, name="job-events"),
+    path("jobs/<int:job_id>/parts/head/", jobs.head_part, name="job-head"),
+    path("jobs/<int:job_id>/parts/actions/", jobs.actions_part, name="job-actions"),
+    path("jobs/<int:job_id>/parts/body/", jobs.body_part, name="job-body"),
+    path("jobs/<int:job_id>/parts/log/", jobs.log_part, name="job-log"),
+    path("jobs/<int:job_id>/stop/", jobs.stop, name="job-stop"),
+    path("jobs/<int:job_id>/hold/", jobs.hold, name="job-hold"),
+    path("jobs/<int:job_id>/release/", jobs.release, name="job-release"),
+    path("jobs/<int:job_id>/change/", jobs.change, name="job-change"),
+    path("nodes/", nodes.nodes, name="nodes"),
+    path("nodes/parts/map/", nodes.map_part, name="node-map"),
+    path("nodes/parts/list/", nodes.list_part, name="node-list"),
+    # Names may hold any character, so they end the address, and actions are told apart by a field.
+    path("nodes/parts/node/<path:name>/", nodes.node_part, name="node-part"),
+    path("nodes/<path:name>/", nodes.node, name="node"),
+    path("reservations/", reservations.reservations, name="reservations"),
+    path("reservations/new/", reservations.new_reservation, name="reservation-new"),
+    path("reservations/<int:reservation_id>/", reservations.reservation, name="reservation"),
+    path("reservations/<int:reservation_id>/cancel/", reservations.cancel, name="reservation-cancel"),
+    path("quotas/", quotas.quotas, name="quotas"),
+    path("quotas/<path:name>/", quotas.team_quota, name="team-quota"),
+    path("passes/", govern.passes, name="passes"),
+    path("passes/parts/list/", govern.passes_part, name="passes-list"),
+    path("passes/<int:pass_id>/", govern.one_pass, name="pass"),
+    path("audit/", govern.audit, name="audit"),
+    path("me/", me.me, name="me"),
+    path("me/tokens/", me.create_token, name="token-new"),
+    path("me/tokens/<int:token_id>/revoke/", me.revoke_token, name="token-revoke"),
+    path("search/", me.search, name="search"),
+    path("styleguide/", accounts.styleguide, name="styleguide"),
+    path("accounts/login/", accounts.SignIn.as_view(), name="login"),
+    path("accounts/logout/", accounts.SignOut.as_view(), name="logout"),
+]

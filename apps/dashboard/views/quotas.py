@@ -1,0 +1,359 @@
+"""Quotas: what each team is entitled to, and how a lead divides it among its sub-teams."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET
+
+from apps.core import clock
+from apps.core.errors import DomainError, Forbidden, NotFound, VersionConflict
+from apps.dashboard.views.common import page, viewer_of
+from apps.events import selectors as events
+from apps.inventory import selectors as inventory
+from apps.scheduling import board
+from apps.scheduling import selectors as scheduling
+from apps.teams import policies, selectors, services
+from apps.teams.models import Quota, Team, User
+
+_MOST: Final = 1_000_000
+_N_CHANGES: Final = 10
+
+
+@dataclass
+class Cell:
+    """One number of the form: what is stored, what was typed, and what is wrong with it."""
+
+    name: str
+    stored: str
+    typed: str
+    label: str
+    error: str = ""
+    was: str = ""
+
+    @property
+    def is_changed(self) -> bool:
+        return self.typed != self.stored
+
+
+@dataclass
+class QuotaRow:
+    """One team's line of the table for one accelerator type."""
+
+    team: Team
+    entitlement: Cell
+    borrow: Cell
+    lend: Cell
+    weight: float
+    held: float
+    waiting: float
+    may_divide: bool
+    may_lead: bool
+    is_whole_team: bool
+
+    @property
+    def cells(self) -> tuple[Cell, Cell, Cell]:
+        return (self.entitlement, self.borrow, self.lend)
+
+    @property
+    def is_changed(self) -> bool:
+        return any(cell.is_changed for cell in self.cells)
+
+    @property
+    def entitled(self) -> float:
+        return float(self.entitlement.stored or 0)
+
+    @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        borrowed = max(0.0, self.held - self.entitled)
+        return (("blue", self.held - borrowed), ("orange", borrowed))
+
+    @property
+    def scale(self) -> float:
+        return max(self.held, self.entitled) * 1.2 or 1.0
+
+    @property
+    def marks(self) -> tuple[float, ...]:
+        return (self.entitled,) if self.entitled else ()
+
+
+@dataclass
+class Table:
+    """What the form of one team and one type shows."""
+
+    kind: str
+    rows: list[QuotaRow] = field(default_factory=list)
+    owned: int = 0
+    errors: list[str] = field(default_factory=list)
+    conflict: dict[str, Any] | None = None
+    has_sub_teams: bool = False
+
+    @property
+    def given(self) -> int:
+        return sum(int(row.entitlement.stored or 0) for row in self.rows if not row.is_whole_team)
+
+    @property
+    def kept_back(self) -> int:
+        return self.owned - self.given
+
+    @property
+    def may_edit(self) -> bool:
+        return any(row.may_divide or row.may_lead for row in self.rows)
+
+    @property
+    def n_changed(self) -> int:
+        return sum(cell.is_changed for row in self.rows for cell in row.cells)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One team in the list of all."""
+
+    depth: int
+    team: Team
+    quota: Quota | None
+    held: float
+
+
+@page
+@require_GET
+def quotas(request: HttpRequest) -> HttpResponse:
+    """All teams: entitled, held and waiting by type, and the sum against what there is."""
+    viewer = viewer_of(request)
+    kinds = inventory.accelerator_type_names()
+    kind = _kind(request, kinds)
+    capacity = sum(one.n_capacity for one in scheduling.use_now() if one.name == kind)
+    held = _held()
+    rows = [
+        Line(depth, team, _quota_of(team, kind), held.get((team.pk, kind), 0.0))
+        for depth, team in _in_tree_order(list(selectors.teams_with_quotas(viewer)))
+    ]
+    context = {
+        "kinds": kinds,
+        "kind": kind,
+        "rows": rows,
+        "capacity": capacity,
+        "promised": sum(row.quota.entitlement for row in rows if row.quota and row.team.parent_id is None),
+        "my_team_ids": policies.team_ids_of(viewer),
+    }
+    return render(request, "dashboard/pages/quotas.html", context)
+
+
+@page
+def team_quota(request: HttpRequest, name: str) -> HttpResponse:
+    viewer = viewer_of(request)
+    team = selectors.team_named(name, viewer=viewer)
+    kinds = inventory.accelerator_type_names()
+    if not kinds:
+        raise Http404("the facility has no accelerator types yet")
+    kind = _kind(request, kinds)
+    if request.method == "POST":
+        return _save(request, viewer, team, kind, kinds)
+    if request.method not in ("GET", "HEAD"):
+        return HttpResponseNotAllowed(["GET", "POST"])
+    return _show(request, viewer, team, _table(viewer, team, kind), kinds)
+
+
+def _show(
+    request: HttpRequest, viewer: User, team: Team, table: Table, kinds: list[str], status: int = 200
+) -> HttpResponse:
+    ids = [row.team.pk for row in table.rows] + [team.pk]
+    changes = (
+        events.visible_to(viewer)
+        .filter(subject_kind="team", subject_id__in=ids, kind__in=("quota.changed", "team.updated"))
+        .order_by("-id")[:_N_CHANGES]
+    )
+    context = {
+        "team": team,
+        "table": table,
+        "kinds": kinds,
+        "kind": table.kind,
+        "changes": [(event, _difference(event.before, event.after)) for event in changes],
+        "owned": selectors.owned_by([team])[team.pk],
+        "held": {
+            kind: held for (team_id, kind), held in _held_below(viewer, team).items() if team_id == team.pk
+        },
+    }
+    return render(request, "dashboard/pages/quota.html", context, status=status)
+
+
+def _kind(request: HttpRequest, kinds: list[str]) -> str:
+    asked = request.POST.get("kind") or request.GET.get("kind", "")
+    return asked if asked in kinds else (kinds[0] if kinds else "")
+
+
+def _quota_of(team: Team, kind: str) -> Quota | None:
+    return next((quota for quota in team.quotas.all() if quota.accelerator_type.name == kind), None)
+
+
+def _held() -> dict[tuple[int, str], float]:
+    names = inventory.accelerator_type_ids()
+    by_id = {pk: name for name, pk in names.items()}
+    return {
+        (row.team_id, by_id[row.accelerator_type_id]): float(row.devices)
+        for row in board.held_by_team_and_type()
+    }
+
+
+def _held_below(viewer: User, team: Team) -> dict[tuple[int, str], float]:
+    """What the team and all teams below it hold, counted for the team itself."""
+    children: dict[int | None, list[int]] = defaultdict(list)
+    for pk, parent_id in selectors.teams_visible_to(viewer).values_list("id", "parent_id"):
+        children[parent_id].append(pk)
+    below, frontier = {team.pk}, [team.pk]
+    while frontier:
+        frontier = [pk for parent in frontier for pk in children[parent] if pk not in below]
+        below |= set(frontier)
+    total: dict[tuple[int, str], float] = defaultdict(float)
+    for (team_id, kind), devices in _held().items():
+        if team_id in below:
+            total[(team.pk, kind)] += devices
+    return total
+
+
+def _in_tree_order(teams: list[Team]) -> list[tuple[int, Team]]:
+    """Each team behind its parent, with its depth."""
+    by_parent: dict[int | None, list[Team]] = defaultdict(list)
+    for team in teams:
+        by_parent[team.parent_id].append(team)
+    ordered: list[tuple[int, Team]] = []
+    todo = [(0, team) for team in reversed(by_parent[None])]
+    while todo:
+        depth, team = todo.pop()
+        ordered.append((depth, team))
+        todo += [(depth + 1, child) for child in reversed(by_parent[team.pk])]
+    return ordered
+
+
+def _table(viewer: User, team: Team, kind: str) -> Table:
+    """The sub-teams of a team; one without any is a single line, itself."""
+    subs = list(selectors.sub_teams(viewer, team))
+    whole = selectors.teams_with_quotas(viewer).get(pk=team.pk)
+    owned = _quota_of(whole, kind)
+    table = Table(kind=kind, owned=owned.entitlement if owned else 0, has_sub_teams=bool(subs))
+    held, loads = _held(), board.load_by_team()
+    may_divide, may_lead = policies.may_divide(viewer, team), policies.may_lead(viewer, team)
+    for one in subs or [whole]:
+        quota = _quota_of(one, kind)
+        stored = (quota.entitlement, quota.borrow_limit, quota.lend_limit) if quota else (0, None, None)
+        names = ("Entitled devices", "Borrows up to", "Lends up to")
+        cells = [
+            Cell(
+                f"{part}-{one.pk}",
+                "" if value is None else str(value),
+                "" if value is None else str(value),
+                f"{label}, {one.name}",
+            )
+            for part, value, label in zip(("entitlement", "borrow", "lend"), stored, names, strict=True)
+        ]
+        load = loads.get(one.pk)
+        table.rows.append(
+            QuotaRow(
+                team=one,
+                entitlement=cells[0],
+                borrow=cells[1],
+                lend=cells[2],
+                weight=one.weight,
+                held=held.get((one.pk, kind), 0.0),
+                waiting=float(load.waiting) if load else 0.0,
+                # Who leads a team divides it among the teams below; what it owns itself is set from above.
+                may_divide=may_lead if subs else may_divide,
+                may_lead=may_lead,
+                is_whole_team=not subs,
+            )
+        )
+    return table
+
+
+def _save(request: HttpRequest, viewer: User, team: Team, kind: str, kinds: list[str]) -> HttpResponse:
+    table = _table(viewer, team, kind)
+    if not table.may_edit:
+        raise PermissionDenied(f"Only leads of {team}, or of a team above it, may change this.")
+    numbers = {cell.name: _read(cell, request) for row in table.rows for cell in row.cells}
+    changes = []
+    for row in table.rows:
+        if not row.is_changed:
+            continue
+        version = request.POST.get(f"version-{row.team.pk}", "")
+        entries = [
+            services.QuotaEntry(q.accelerator_type.name, q.entitlement, q.borrow_limit, q.lend_limit)
+            for q in row.team.quotas.all()
+            if q.accelerator_type.name != kind
+        ]
+        entries.append(
+            services.QuotaEntry(
+                kind,
+                numbers[row.entitlement.name] or 0,
+                numbers[row.borrow.name],
+                numbers[row.lend.name],
+            )
+        )
+        is_version = version.isascii() and version.isdigit() and len(version) < 10
+        changes.append(services.QuotaChange(row.team.pk, entries, int(version) if is_version else 0))
+    if any(cell.error for row in table.rows for cell in row.cells):
+        table.errors.append("Nothing was saved: some numbers are not right.")
+        return _show(request, viewer, team, table, kinds, status=400)
+    back = f"{reverse('dashboard:team-quota', args=[team.name])}?kind={kind}"
+    if not changes:
+        messages.info(request, "Nothing was changed.")
+        return HttpResponseRedirect(back)
+    reason = request.POST.get("reason", "").strip()[:500]
+    try:
+        services.set_quotas(changes=changes, actor=viewer, at=clock.now(), reason=reason)
+    except (NotFound, Forbidden):
+        raise
+    except VersionConflict as conflict:
+        table.errors.append(conflict.message)
+        table.conflict = conflict.facts
+        return _show(request, viewer, team, table, kinds, status=409)
+    except DomainError as refusal:
+        table.errors.append(refusal.message)
+        return _show(request, viewer, team, table, kinds, status=refusal.http_status)
+    messages.success(
+        request, f"The quota of {len(changes)} {'team' if len(changes) == 1 else 'teams'} was saved."
+    )
+    return HttpResponseRedirect(back)
+
+
+def _read(cell: Cell, request: HttpRequest) -> int | None:
+    """The number typed; an empty limit is no limit. A cell that was not in the form keeps what is stored."""
+    text = request.POST.get(cell.name)
+    if text is None:
+        return int(cell.stored) if cell.stored else None
+    cell.typed = text.strip()[:20]
+    if not cell.typed:
+        if cell.name.startswith("entitlement"):
+            cell.error = "is missing"
+        return None
+    if not (cell.typed.isascii() and cell.typed.isdigit() and int(cell.typed) <= _MOST):
+        cell.error = f"must be a whole number from 0 to {_MOST:,}".replace(",", "\u202f")
+        return None
+    return int(cell.typed)
+
+
+def _difference(before: Any, after: Any) -> list[str]:
+    """What a change changed, as short sentences."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return []
+    words = {"entitlement": "entitled", "borrow_limit": "borrows up to", "lend_limit": "lends up to"}
+    said = []
+    for kind in sorted(before.keys() | after.keys()):
+        old, new = before.get(kind), after.get(kind)
+        if not isinstance(old, dict | None) or not isinstance(new, dict | None):
+            if old != new:
+                said.append(f"{kind} {old} → {new}")
+            continue
+        for key, word in words.items():
+            was, now = (old or {}).get(key), (new or {}).get(key)
+            if was != now:
+                said.append(f"{kind} {word} {_limit(was)} → {_limit(now)}")
+    return said
+
+
+def _limit(value: Any) -> str:
+    return "no limit" if value is None else str(value)

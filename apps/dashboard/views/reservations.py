@@ -1,0 +1,181 @@
+"""Reservations: what is promised to whom and when; operators make and cancel them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from apps.core import clock
+from apps.core.errors import DomainError, Forbidden, NotFound
+from apps.dashboard.views.common import act, page, viewer_of
+from apps.events import selectors as events
+from apps.inventory import selectors as inventory
+from apps.reservations import selectors, services
+from apps.reservations.models import Reservation
+from apps.teams import policies
+from apps.teams import selectors as teams
+
+_SPANS: Final = {"3": timedelta(days=3), "14": timedelta(days=14), "30": timedelta(days=30)}
+_MOST: Final = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """A reservation and where it stands."""
+
+    reservation: Reservation
+    state: str
+    tone: str
+    icon: str
+    capacity: str
+    place: str
+    teams: str
+
+
+def _row(one: Reservation, at: datetime) -> Row:
+    nodes = [node.name for node in one.nodes.all()]
+    names = [team.name for team in one.teams.all()]
+    if nodes:
+        capacity = f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
+        place = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    else:
+        capacity = f"{one.n_devices} {one.accelerator_type}"
+        place = f"within one {one.get_within_display()}" if one.within else "anywhere"
+    state, tone, icon = _state(one, at, is_maintenance=not names)
+    return Row(one, state, tone, icon, capacity, place, ", ".join(names) or "Nobody: maintenance")
+
+
+def _state(one: Reservation, at: datetime, *, is_maintenance: bool) -> tuple[str, str, str]:
+    if one.cancelled_at is not None:
+        return "Cancelled", "", "ban"
+    if one.rrule:
+        return "Repeats", "info", "refresh"
+    if one.ends_at <= at:
+        return "Ended", "", "check"
+    if is_maintenance:
+        return ("Maintenance", "warn", "tool") if one.starts_at <= at else ("Maintenance planned", "", "tool")
+    return ("In use", "ok", "player-play") if one.starts_at <= at else ("Confirmed", "ok", "circle-check")
+
+
+@page
+@require_GET
+def reservations(request: HttpRequest) -> HttpResponse:
+    viewer, at = viewer_of(request), clock.now()
+    span = request.GET.get("days", "14")
+    span = span if span in _SPANS else "14"
+    found = selectors.reservation_rows(viewer, ends_after=at, starts_before=at + _SPANS[span])
+    rows = [_row(one, at) for one in found.filter(cancelled_at=None)[:_MOST]]
+    context = {"rows": rows, "span": span, "spans": list(_SPANS), "may_operate": policies.may_operate(viewer)}
+    return render(request, "dashboard/pages/reservations.html", context)
+
+
+@page
+@require_GET
+def reservation(request: HttpRequest, reservation_id: int) -> HttpResponse:
+    viewer = viewer_of(request)
+    rows = selectors.reservations_visible_to(viewer).select_related("accelerator_type", "created_by")
+    found = rows.prefetch_related("teams", "nodes").filter(pk=reservation_id).first()
+    if found is None:
+        raise Http404("no such reservation")
+    latest = events.visible_to(viewer).filter(subject_kind="reservation", subject_id=found.pk)
+    context = {
+        "row": _row(found, clock.now()),
+        "nodes": [node.name for node in found.nodes.all()[:_MOST]],
+        "events": list(latest.order_by("-id")[:20]),
+        "may_cancel": policies.may_operate(viewer)
+        and found.cancelled_at is None
+        and found.ends_at > clock.now(),
+    }
+    return render(request, "dashboard/pages/reservation.html", context)
+
+
+class ReservationForm(forms.Form):
+    """What a new reservation needs; times are in the site's zone."""
+
+    name = forms.CharField(max_length=120)
+    starts_at = forms.DateTimeField(label="Starts")
+    ends_at = forms.DateTimeField(label="Ends")
+    accelerator_type = forms.CharField(max_length=120, required=False, label="Device type")
+    n_devices = forms.IntegerField(min_value=1, max_value=1_000_000, required=False, label="Devices")
+    within = forms.ChoiceField(
+        choices=[("", "anywhere"), ("leaf", "one leaf"), ("spine", "one spine group")], required=False
+    )
+    nodes = forms.CharField(required=False, max_length=20_000)
+    teams = forms.MultipleChoiceField(required=False)
+    is_strict = forms.BooleanField(required=False)
+    reason = forms.CharField(required=False, max_length=500)
+
+    def __init__(self, data: Mapping[str, Any] | None = None, *, team_names: list[str]) -> None:
+        super().__init__(data)
+        self.fields["teams"].choices = [(name, name) for name in team_names]  # type: ignore[attr-defined]
+
+
+@page
+def new_reservation(request: HttpRequest) -> HttpResponse:
+    viewer, at = viewer_of(request), clock.now()
+    if not policies.may_operate(viewer):
+        raise PermissionDenied("Only operators make reservations.")
+    names = [team.name for team in teams.teams_visible_to(viewer).order_by("name")]
+    errors: list[str] = []
+    form = ReservationForm(request.POST if request.method == "POST" else None, team_names=names)
+    if request.method == "POST" and form.is_valid():
+        chosen = form.cleaned_data
+        try:
+            draft = services.Draft(
+                name=chosen["name"],
+                starts_at=chosen["starts_at"],
+                ends_at=chosen["ends_at"],
+                time_zone=settings.TIME_ZONE,
+                nodes=tuple(chosen["nodes"].replace(",", " ").split()),
+                accelerator_type=chosen["accelerator_type"] or None,
+                n_devices=chosen["n_devices"],
+                within=chosen["within"],
+                teams=tuple(chosen["teams"]),
+                is_flexible=not chosen["is_strict"],
+                reason=chosen["reason"],
+            )
+            made = services.create_reservation(draft=draft, actor=viewer, at=at)
+        except (NotFound, Forbidden):
+            raise
+        except DomainError as refusal:
+            errors.append(refusal.message)
+        else:
+            messages.success(request, f"{made.name} is reserved.")
+            return HttpResponseRedirect(reverse("dashboard:reservation", args=[made.pk]))
+    elif request.method not in ("GET", "HEAD", "POST"):
+        return HttpResponseNotAllowed(["GET", "POST"])
+    context = {
+        "form": form,
+        "errors": errors,
+        "team_names": names,
+        "kinds": inventory.accelerator_type_names(),
+    }
+    status = 400 if request.method == "POST" else 200
+    return render(request, "dashboard/pages/reservation_new.html", context, status=status)
+
+
+@page
+@require_POST
+def cancel(request: HttpRequest, reservation_id: int) -> HttpResponse:
+    viewer = viewer_of(request)
+    found = selectors.reservations_visible_to(viewer).filter(pk=reservation_id).first()
+    if found is None:
+        raise Http404("no such reservation")
+    reason = request.POST.get("reason", "").strip()[:500]
+    return act(
+        request,
+        reverse("dashboard:reservation", args=[reservation_id]),
+        f"{found.name} was cancelled.",
+        lambda: services.cancel_reservation(
+            reservation_id=found.pk, actor=viewer, at=clock.now(), reason=reason
+        ),
+    )
