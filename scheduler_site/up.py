@@ -68,7 +68,8 @@ class Site:
 
     def run(self) -> int:
         began_s = clock.monotonic_s()
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._var.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log_dir.mkdir(exist_ok=True)
         lock = self._take_lock()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
