@@ -6,7 +6,11 @@ from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
 
 from apps.core import health
+from apps.core import metrics as core_metrics
 from apps.core.api.docs import DocsView
+from scheduler_site import metrics
+
+metrics.register(core_metrics.registry)
 
 # The order is the order of the schema.
 _APPS = (

@@ -31,7 +31,11 @@ def readyz(request: HttpRequest) -> HttpResponse:
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     """Counts and gauges, in Prometheus' text format."""
-    return HttpResponse(generate_latest(core_metrics.registry), content_type=CONTENT_TYPE_LATEST)
+    try:
+        text = generate_latest(core_metrics.registry)
+    except DatabaseError:
+        return HttpResponse("the database does not answer\n", status=503, content_type="text/plain")
+    return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
 
 
 def _what_is_missing() -> list[str]:

@@ -1,4 +1,4 @@
-"""What /metrics shows. An app adds a collector in its AppConfig.ready(); values are read when asked for.
+"""What /metrics shows. The site registers its collectors here; values are read when asked for.
 
 Several web processes answer in turn, so nothing is counted in memory: each value comes from the database.
 """

@@ -1,0 +1,91 @@
+"""Facility figures for Prometheus: sums only, nothing about anybody's work, read from the database when asked for."""
+
+from collections.abc import Iterator
+
+from django.db.models import Count
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from apps.core import presence
+from apps.inventory import selectors as inventory
+from apps.jobs.lifecycle import State
+from apps.jobs.models import Job
+from apps.scheduling import selectors as scheduling
+
+
+class FacilityCollector(Collector):
+    """Jobs by state, nodes and devices by health, the last pass, and which loops are alive."""
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is asked of the database before it is there
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _jobs()
+        yield from _health()
+        yield from _use()
+        yield from _last_pass()
+        yield from _loops()
+
+
+def register(registry: CollectorRegistry) -> None:
+    registry.register(FacilityCollector())
+
+
+def _jobs() -> Iterator[Metric]:
+    counts = dict(Job.objects.order_by().values_list("state").annotate(n=Count("id")))
+    jobs = GaugeMetricFamily("switchyard_jobs", "Jobs by state.", labels=["state"])
+    for state in State:
+        jobs.add_metric([state.value], counts.get(state.value, 0))
+    yield jobs
+
+
+def _health() -> Iterator[Metric]:
+    nodes = GaugeMetricFamily("switchyard_nodes", "Nodes by health.", labels=["health"])
+    devices = GaugeMetricFamily(
+        "switchyard_devices", "Devices by the health of their node.", labels=["health"]
+    )
+    for row in inventory.count_by_health():
+        nodes.add_metric([row.health], row.n_nodes)
+        devices.add_metric([row.health], row.n_devices)
+    yield nodes
+    yield devices
+
+
+def _use() -> Iterator[Metric]:
+    labels = ["accelerator_type", "is_simulated"]
+    capacity = GaugeMetricFamily("switchyard_devices_capacity", "Devices that are built in.", labels=labels)
+    claimed = GaugeMetricFamily("switchyard_devices_claimed", "Devices that attempts hold.", labels=labels)
+    for row in scheduling.use_now():
+        named = [row.name, str(row.is_simulated).lower()]
+        capacity.add_metric(named, row.n_capacity)
+        claimed.add_metric(named, row.claimed)
+    yield capacity
+    yield claimed
+
+
+def _last_pass() -> Iterator[Metric]:
+    last = scheduling.last_pass()
+    if last is None:
+        return
+    phases = GaugeMetricFamily(
+        "switchyard_last_pass_seconds", "Time of the last pass by phase.", labels=["phase"]
+    )
+    for phase, ms in last.phase_ms.items():
+        phases.add_metric([phase], ms / 1000)
+    yield phases
+    yield GaugeMetricFamily("switchyard_last_pass_id", "Number of the last pass.", value=last.pk)
+    yield GaugeMetricFamily("switchyard_last_pass_started_jobs", "Jobs it started.", value=last.n_started)
+    yield GaugeMetricFamily(
+        "switchyard_last_pass_waiting_jobs", "Jobs it left waiting.", value=last.n_waiting
+    )
+    yield GaugeMetricFamily(
+        "switchyard_last_pass_refused", "1 if the checker refused it.", value=last.is_refused
+    )
+
+
+def _loops() -> Iterator[Metric]:
+    loops = GaugeMetricFamily("switchyard_loop_up", "1 for each loop that is alive.", labels=["role"])
+    for role in sorted(presence.present_roles()):
+        loops.add_metric([role], 1)
+    yield loops
