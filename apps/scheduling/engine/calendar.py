@@ -1,27 +1,97 @@
 """What comes: when running work gives devices back, what is booked, and what has been promised to waiting jobs."""
 
-from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 
-from apps.scheduling.engine.facts import NONE, Booking, Gang, IntArray, Snapshot
+from apps.scheduling.engine.facts import NONE, Booking, BoolArray, FloatArray, Gang, IntArray, Snapshot
 from apps.scheduling.engine.frame import Frame
+from apps.scheduling.engine.kernels import advance
 from apps.scheduling.engine.quota import QuotaTree
-from apps.scheduling.engine.state import Charge, State, charge_of
+from apps.scheduling.engine.state import Charge, Floor, Pool, State, charge_of
+from apps.scheduling.engine.units import BIG
 
 OVERDUE_S = 1.0  # work past its limit that still holds devices is expected to be gone this much later
 
 
-@dataclass(frozen=True, slots=True)
 class _Coming:
-    at_s: float
-    order: int  # releases (0) before grants (1)
-    sign: int
-    charge: Charge
-    bookings: tuple[int, ...]
+    """What will be given back or taken, in order of time: charges in one block, and a timeline of positions in it."""
+
+    _SHARES = ("nodes", "unnamed", "cpu", "mem", "draw")
+    _DEVICES = ("devices", "taken")
+    _QUOTA = ("kinds", "steps")
+
+    def __init__(self, charges: list[Charge], ends: list[float], bookings: list[tuple[int, ...]]) -> None:
+        self.charges, self.bookings = charges, bookings
+        self.times: FloatArray = np.array(ends, dtype=np.float64)
+        order = np.argsort(self.times, kind="stable")
+        self.times = self.times[order]
+        self.signs: IntArray = np.full(len(charges), -1, dtype=np.int64)
+        self.which: IntArray = order.astype(np.int64)
+        self._block: tuple[IntArray, ...] | None = None
+
+    def add(self, charge: Charge, bookings: tuple[int, ...]) -> int:
+        """Take in a charge; its position."""
+        block = self.block()
+        self.charges.append(charge)
+        self.bookings.append(bookings)
+        # One charge more: cheaper than laying out all of them again.
+        self._block = tuple(
+            np.append(array, more(array)) for array, more in zip(block, self._more(charge), strict=True)
+        )
+        return len(self.charges) - 1
+
+    def _more(self, charge: Charge) -> list[Callable[[IntArray], IntArray | int]]:
+        def next_of(field: str) -> Callable[[IntArray], int]:
+            return lambda first: int(first[-1]) + len(getattr(charge, field))
+
+        def flat(field: str) -> Callable[[IntArray], IntArray]:
+            values: IntArray = getattr(charge, field)
+            return lambda _: values
+
+        return [
+            next_of("nodes"),
+            *(flat(f) for f in self._SHARES),
+            next_of("devices"),
+            *(flat(f) for f in self._DEVICES),
+            lambda _: charge.team,
+            next_of("kinds"),
+            *(flat(f) for f in self._QUOTA),
+        ]
+
+    def at(self, at_s: float, sign: int, charge: int) -> None:
+        """At that instant the charge is taken (1) or given back (-1, which comes first among equals)."""
+        position = int(np.searchsorted(self.times, at_s, side="left" if sign < 0 else "right"))
+        self.times = np.insert(self.times, position, at_s)
+        self.signs = np.insert(self.signs, position, sign)
+        self.which = np.insert(self.which, position, charge)
+
+    def block(self) -> tuple[IntArray, ...]:
+        """Charges as flat arrays, in the order in which the kernel wants them."""
+        if self._block is None:
+            charges = self.charges
+
+            def first(field: str) -> IntArray:
+                return np.concatenate([[0], np.cumsum([len(getattr(c, field)) for c in charges])]).astype(
+                    np.int64
+                )
+
+            def flat(field: str) -> IntArray:
+                return np.concatenate([getattr(c, field) for c in charges] or [np.zeros(0, dtype=np.int64)])
+
+            self._block = (
+                first("nodes"),
+                *(flat(f) for f in self._SHARES),
+                first("devices"),
+                *(flat(f) for f in self._DEVICES),
+                np.array([c.team for c in charges], dtype=np.int64),
+                first("kinds"),
+                *(flat(f) for f in self._QUOTA),
+            )
+        return self._block
 
 
 class Calendar:
@@ -38,18 +108,22 @@ class Calendar:
         self.bookings = [snapshot.bookings[i] for i in live]
         self.position = {i: position for position, i in enumerate(live)}  # of a snapshot's booking, here
         self.now = State.empty(frame, tree, self.now_s)
-        self._coming: list[_Coming] = []
+        self._nothing: BoolArray = np.zeros(frame.n_nodes, dtype=bool)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
+        charges, ends, bookings = [], [], []
         for running in snapshot.running:
             charge = charge_of(frame, running.gang, running.placing)
             allowed = self.allowed(running.gang)
             self.now.charge(frame, tree, charge, 1, allowed)
             if running.ends_s != inf:
                 end = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
-                self._coming.append(_Coming(end, 0, -1, charge, allowed))
-        self._coming.sort(key=lambda c: (c.at_s, c.order))
+                charges.append(charge)
+                ends.append(end)
+                bookings.append(allowed)
+        self._coming = _Coming(charges, ends, bookings)
         self.pinches: list[State] = []
+        self._pool = Pool(frame, tree, self.now)
         self.booked_nodes: list[IntArray] = []
         for b in self.bookings:
             self.booked_nodes.append(np.zeros(frame.n_nodes, dtype=np.int64))
@@ -140,21 +214,51 @@ class Calendar:
 
     def _at(self, at_s: float) -> State:
         state = self.now.copy(at_s)
-        for coming in self._coming:
-            if coming.at_s > at_s:
-                break
-            state.charge(self.frame, self.tree, coming.charge, coming.sign, coming.bookings)
+        self._advance(state, 0, self._nothing, BIG, at_s, 0)
         return state
+
+    def _advance(
+        self, state: State, i: int, useful: BoolArray, need: int, until_s: float, free: int
+    ) -> tuple[int, int]:
+        """Move a state on; see kernels.advance."""
+        coming, frame, tree = self._coming, self.frame, self.tree
+        move: Any = advance  # its arguments come in blocks
+        after, free = move(
+            i, coming.times, coming.signs, coming.which, *coming.block(),
+            state.whole, state.dev, state.cpu, state.mem, state.head, state.use,
+            frame.node_of_device, frame.paths, tree.parents, tree.kept, useful, need, until_s, free,
+        )  # fmt: skip
+        if self.bookings:
+            for position in range(i, after):
+                charge = coming.charges[coming.which[position]]
+                state.book(
+                    frame, charge, int(coming.signs[position]), coming.bookings[coming.which[position]]
+                )
+        return after, free
 
     def _pinch(self, at_s: float) -> None:
         position = bisect_right([p.at_s for p in self.pinches], at_s)
         if position and self.pinches[position - 1].at_s == at_s:
             return
-        self.pinches.insert(position, self._at(at_s))
+        state = self._at(at_s)
+        self.pinches.insert(position, state)
+        self._pool.insert(position + 1, state)
 
     def window(self, first: State, until_s: float) -> list[State]:
         """The first state, and every later pinch before the end."""
         return [first, *(p for p in self.pinches if first.at_s < p.at_s < until_s)]
+
+    def floor_now(self, until_s: float, holds: Sequence[IntArray | None] | None = None) -> Floor:
+        """The floor of the window from now to until_s."""
+        n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
+        return Floor([self.now, *self.pinches[: n - 1]], holds, self._pool.least(n))
+
+    def quota_left_now(self, team: int, kind: int, until_s: float) -> int:
+        """Millionths of a device the team may take of this kind through the window from now to until_s."""
+        if team == NONE or not self.tree.teams or not self.tree.limited[kind]:
+            return BIG
+        n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
+        return self._pool.quota_left(n, team, kind)
 
     def start(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Something starts now and is expected to give back at end_s."""
@@ -163,8 +267,9 @@ class Calendar:
         for pinch in self.pinches:
             if pinch.at_s < end_s:
                 pinch.charge(self.frame, self.tree, charge, 1, allowed)
+        self._pool.touched(charge.nodes)
         if end_s != inf:
-            insort(self._coming, _Coming(end_s, 0, -1, charge, allowed), key=lambda c: (c.at_s, c.order))
+            self._coming.at(end_s, -1, self._coming.add(charge, allowed))
 
     def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> None:
         """Something is promised to start later."""
@@ -173,33 +278,41 @@ class Calendar:
         for pinch in self.pinches:
             if start_s <= pinch.at_s < end_s:
                 pinch.charge(self.frame, self.tree, charge, 1, allowed)
-        insort(self._coming, _Coming(start_s, 1, 1, charge, allowed), key=lambda c: (c.at_s, c.order))
+        self._pool.touched(charge.nodes)
+        position = self._coming.add(charge, allowed)
+        self._coming.at(start_s, 1, position)
         if end_s != inf:
-            insort(self._coming, _Coming(end_s, 0, -1, charge, allowed), key=lambda c: (c.at_s, c.order))
+            self._coming.at(end_s, -1, position)
 
-    def states(self, extra_times: Sequence[float] = ()) -> Iterator[State]:
-        """The state after each coming change, in order of time; one object, changed in place."""
+    def states(self, useful: BoolArray, need: int, extra_times: Sequence[float] = ()) -> Iterator[State]:
+        """The states, in order of time, in which enough whole devices are free; one object, changed in place.
+
+        Args:
+            useful: (n,) nodes whose devices count.
+            need: Whole devices that must be free on them for it to be worth a look.
+            extra_times: Instants to look at beside those at which something is given back.
+        """
         state = self.now.copy(self.now_s)
         marks = sorted(
             t for t in {*extra_times, *(b.end_s for b in self.bookings)} if t > self.now_s and t != inf
         )
-        coming = self._coming
+        times = self._coming.times
         i = m = 0
-        while i < len(coming) or m < len(marks):
-            next_s = min(coming[i].at_s if i < len(coming) else inf, marks[m] if m < len(marks) else inf)
-            while i < len(coming) and coming[i].at_s == next_s:
-                state.charge(self.frame, self.tree, coming[i].charge, coming[i].sign, coming[i].bookings)
-                i += 1
-            while m < len(marks) and marks[m] == next_s:
+        free = int(state.whole[useful].sum())
+        while i < len(times) or m < len(marks):
+            until_s = marks[m] if m < len(marks) else inf
+            before = i
+            i, free = self._advance(state, i, useful, need, until_s, free)
+            at_s = float(times[i - 1]) if i > before else until_s
+            if free < need or i == before:
+                at_s = until_s  # nothing worth a look before the mark
+            while m < len(marks) and marks[m] <= at_s:
                 m += 1
-            state.at_s = next_s
-            yield state
-
-    def next_change_s(self) -> float:
-        """When the next running work is expected to end, or a booking to begin or end."""
-        times = [c.at_s for c in self._coming[:1]]
-        times += [t for b in self.bookings for t in (b.start_s, b.end_s) if t > self.now_s]
-        return min(times, default=inf)
+            if at_s == inf:
+                return
+            if free >= need:
+                state.at_s = at_s
+                yield state
 
 
 def _overlap(a: Booking, b: Booking) -> bool:

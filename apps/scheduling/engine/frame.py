@@ -41,6 +41,7 @@ class Frame:
         self._ancestor: dict[str, IntArray] = {}
         self._lowest = facility.lowest
         self.level: dict[str, IntArray] = {}  # dense ids; a node without such a domain is one of its own
+        self.n_level: dict[str, int] = {}
         self.has_level: dict[str, BoolArray] = {}
         for name in LEVELS:
             domain = self.ancestor(name)
@@ -50,6 +51,7 @@ class Frame:
             own = np.where(domain != NONE, domain, len(self.domains) + np.arange(self.n_nodes))
             _, dense = np.unique(own, return_inverse=True)
             self.level[name] = dense.astype(np.int64)
+            self.n_level[name] = int(dense.max(initial=-1)) + 1
         self.kind_mask = [facility.kind == k for k in range(len(facility.kinds))]
         self._build_limits()
 

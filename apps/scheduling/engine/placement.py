@@ -14,6 +14,7 @@ import numpy as np
 from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shape, Share
 from apps.scheduling.engine.flow import spread_under_limits
 from apps.scheduling.engine.frame import LEVELS, Frame
+from apps.scheduling.engine.kernels import best_single, domain_sums, whole_room
 from apps.scheduling.engine.state import Floor
 from apps.scheduling.engine.units import BIG, FULL, micro_of
 
@@ -44,12 +45,19 @@ class Found:
 class _Left:
     """What the groups already placed in this trial leave of a floor."""
 
-    __slots__ = ("cpu", "dev", "head", "mem", "shared", "whole")
+    __slots__ = ("_dev", "_floor", "cpu", "head", "is_touched", "mem", "shared", "whole")
 
     def __init__(self, floor: Floor, terms: Terms) -> None:
         self.whole = floor.whole if terms.only is None else np.minimum(floor.whole, terms.only)
-        self.dev, self.cpu, self.mem, self.head = floor.dev, floor.cpu, floor.mem, floor.head
+        self.cpu, self.mem, self.head = floor.cpu, floor.mem, floor.head
         self.shared: IntArray | None = None  # worked out for fractions only
+        self.is_touched = False
+        self._floor = floor
+        self._dev: IntArray | None = None
+
+    @property
+    def dev(self) -> IntArray:
+        return self._floor.dev if self._dev is None else self._dev
 
     def shared_dev(self, frame: Frame, floor: Floor) -> IntArray:
         if self.shared is None:
@@ -59,7 +67,8 @@ class _Left:
     def take(self, frame: Frame, ask: Ask, kind_draw: IntArray, shares: Iterable[Share]) -> None:
         """Charge one group's shares, on copies."""
         self.whole, self.cpu, self.mem = self.whole.copy(), self.cpu.copy(), self.mem.copy()
-        self.head, self.dev = self.head.copy(), self.dev.copy()
+        self.head, self._dev = self.head.copy(), self.dev.copy()
+        self.is_touched = True
         for share in shares:
             node = share.node
             self.cpu[node] -= micro_of(ask.cpus) * share.n_replicas
@@ -70,11 +79,11 @@ class _Left:
                 continue
             if share.devices:
                 at = int(frame.offset[node]) + np.array(share.devices, dtype=np.int64)
-                self.whole[node] -= int((self.dev[at] == FULL).sum())
-                self.dev[at] -= share.share_steps
+                self.whole[node] -= int((self._dev[at] == FULL).sum())
+                self._dev[at] -= share.share_steps
                 if self.shared is not None:
                     self.shared = self.shared.copy()
-                    self.shared[at] = np.minimum(self.shared[at], self.dev[at])
+                    self.shared[at] = np.minimum(self.shared[at], self._dev[at])
             else:
                 self.whole[node] -= ask.devices * share.n_replicas or -(
                     -share.n_replicas // (FULL // ask.share_steps)
@@ -147,20 +156,32 @@ def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms, fl
 def _place_group(
     frame: Frame, group: int, ask: Ask, kind: int, left: "_Left", terms: Terms, floor: Floor
 ) -> tuple[list[Share], str] | None:
-    room = node_room(frame, ask, kind, left, terms, floor)
     n = ask.n_replicas
-    if int(room.sum()) < n:
-        return None
     draws: IntArray | None = None
-    if terms.power and frame.has_limits and (ask.devices or ask.share_steps):
-        draws = _draws(frame, ask)
-        if draws.any():
-            tightest = left.head[frame.paths].min(axis=1) // np.maximum(draws, 1)
-            room = np.where(draws > 0, np.minimum(room, np.maximum(tightest, 0)), room)
-            if int(room.sum()) < n:
-                return None
-        else:
-            draws = None
+    limited = terms.power and frame.has_limits and (ask.devices > 0 or ask.share_steps > 0)
+    if ask.devices and terms.busy:
+        draw = frame.draw(ask.devices, 0, kind, ask.peak_w) if limited else 0
+        room, total = whole_room(
+            terms.may_use, frame.kind, kind, left.whole, left.cpu, left.mem, left.head, frame.paths,
+            ask.devices, micro_of(ask.cpus), micro_of(ask.memory_gib), draw, n,
+        )  # fmt: skip
+        if total < n:
+            return None
+        if draw:
+            draws = _draws(frame, ask)
+    else:
+        room = node_room(frame, ask, kind, left, terms, floor)
+        if int(room.sum()) < n:
+            return None
+        if limited:
+            draws = _draws(frame, ask)
+            if draws.any():
+                tightest = left.head[frame.paths].min(axis=1) // np.maximum(draws, 1)
+                room = np.where(draws > 0, np.minimum(room, np.maximum(tightest, 0)), room)
+                if int(room.sum()) < n:
+                    return None
+            else:
+                draws = None
     # The slowest member sets the pace: the fastest nodes that hold the gang come first.
     speeds = frame.speeds[kind] if (ask.devices or ask.share_steps) else ()
     thresholds = speeds if len(speeds) > 1 else (0.0,)
@@ -187,17 +208,16 @@ def _choose(
     if required is not None:
         room = np.where(frame.has_level[required], room, 0)
     spare = _spare(frame, ask, room, left)
-    single = np.flatnonzero(room >= n)
-    if len(single):
-        if not terms.packing:
-            return [(int(single[0]), n)], "node"
+    if terms.packing:
         # Best fit: the node left with the least, in the leaf and the spine left with the least.
-        keys = [single, spare[single]]
-        for level in ("leaf", "spine"):
-            ids = frame.level[level]
-            keys.append(np.bincount(ids, weights=spare)[ids[single]])
-        best = np.lexsort((keys[0], keys[3], keys[2], keys[1]))[0]
-        return [(int(single[best]), n)], "node"
+        leaf, spine = frame.level["leaf"], frame.level["spine"]
+        best = best_single(room, spare, n, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
+        if best >= 0:
+            return [(best, n)], "node"
+    else:
+        single = np.flatnonzero(room >= n)
+        if len(single):
+            return [(int(single[0]), n)], "node"
     nodes = np.flatnonzero(room)
     for level in LEVELS:
         counts = _in_one_domain(frame, level, nodes, room, spare, n, left, draws)
@@ -226,12 +246,12 @@ def _in_one_domain(
     left: "_Left",
     draws: IntArray | None,
 ) -> Counts | None:
-    ids = frame.level[level][nodes]
-    sums = np.bincount(ids, weights=room[nodes])
+    sums, spares = domain_sums(frame.level[level], frame.n_level[level], room, spare)
     able = np.flatnonzero(sums >= n)
     if not len(able):
         return None
-    free = np.bincount(ids, weights=spare[nodes])[able]
+    free = spares[able]
+    ids = frame.level[level][nodes]
     depth = LEVELS.index(level) - 1
     for domain in able[np.lexsort((able, sums[able], free))]:
         counts = _Fill(frame, room, spare, left, draws).run(nodes[ids == domain], n, depth)
@@ -334,7 +354,7 @@ def _name(
         shares = []
         for node, n in counts:
             offset, end = int(frame.offset[node]), int(frame.offset[node + 1])
-            first = floor.states[0].dev if left.dev is floor.dev else left.dev
+            first = left.dev if left.is_touched else floor.states[0].dev
             free = np.flatnonzero(first[offset:end] == FULL)
             if len(free) < n * ask.devices:
                 return None

@@ -186,9 +186,14 @@ class Pass:
         """A place for the gang from the instant of `first` on, for that long; None if some rule forbids it."""
         until_s = first.at_s + duration_s
         calendar = self.calendar
-        states = calendar.window(first, until_s) if rules.priority else [first]
-        if rules.quota and not self.quota_left(gang, kind, states):
-            return None
+        is_now = first is calendar.now and rules.priority
+        if rules.quota:
+            steps = total_steps(gang.shape)
+            if is_now:
+                if steps and calendar.quota_left_now(gang.team, kind, until_s) < steps:
+                    return None
+            elif not self.quota_left(gang, kind, [first, *self._later(first, until_s, rules)]):
+                return None
         may_use = self.may_use(gang, unhealthy=rules.unhealthy)
         only: IntArray | None = None
         holds: list[IntArray | None] | None = None
@@ -198,6 +203,7 @@ class Pass:
                 if shut is not None:
                     may_use = may_use.copy()
                     may_use[shut] = False
+                states = [first, *self._later(first, until_s, rules)]
                 holds = [calendar.hold(state, gang, until_s) for state in states]
             if gang.shape.reservation != NONE:
                 position = calendar.position.get(gang.shape.reservation)
@@ -207,6 +213,7 @@ class Pass:
                 if first.at_s < booking.start_s or until_s > booking.end_s:
                     return None
                 booked = calendar.booked_nodes[position]
+                states = [first, *self._later(first, until_s, rules)]
                 only = np.minimum.reduce(
                     [np.maximum(0, booked - state.booked.get(position, 0)) for state in states]
                 )
@@ -220,7 +227,14 @@ class Pass:
             packing=self.policy.packing,
             named=named,
         )
-        return place(self.frame, gang.shape, kind, Floor(states, holds), terms)
+        if is_now:
+            floor = calendar.floor_now(until_s, holds)
+        else:
+            floor = Floor([first, *self._later(first, until_s, rules)], holds)
+        return place(self.frame, gang.shape, kind, floor, terms)
+
+    def _later(self, first: State, until_s: float, rules: Rules) -> list[State]:
+        return self.calendar.window(first, until_s)[1:] if rules.priority else []
 
     def _now(self, gang: Gang) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
@@ -268,7 +282,7 @@ class Pass:
         self.calendar.start(gang, charge, offer.end_s)
         if gang.array != NONE:
             self.running_of_array[gang.array] = self.running_of_array.get(gang.array, 0) + 1
-        kind = offer.found.kind if len(charge.quota) else NONE
+        kind = offer.found.kind if len(charge.kinds) else NONE
         why = {
             "level": offer.found.level,
             "n_nodes": len({s.node for s in placing}),
@@ -296,12 +310,11 @@ class Pass:
         work_s = min(gang.limit_s, gang.work_s)
         work_s = 0.0 if work_s == inf else work_s
         need = self._need(gang)
-        for state in self.calendar.states([t for t in extra if t > self.now_s]):
+        useful = np.logical_or.reduce([self.frame.kind_mask[k] for k in kinds]) & self.may_use(gang)
+        for state in self.calendar.states(useful, need, [t for t in extra if t > self.now_s]):
             if best is not None and state.at_s >= best[0]:
                 break
             for kind in kinds:
-                if need and int(state.whole[self.frame.kind_mask[kind]].sum()) < need:
-                    continue
                 found = self.fit(gang, kind, state, self.duration_s(gang, kind), named=False)
                 if found is None:
                     continue

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from apps.scheduling.engine.facts import NONE, BoolArray, IntArray, Team
+from apps.scheduling.engine.kernels import quota_available
 from apps.scheduling.engine.units import BIG, FULL
 
 
@@ -21,6 +22,7 @@ class QuotaTree:
         self.teams = tuple(teams)
         self.n_kinds = n_kinds
         self.parent = [team.parent for team in teams]
+        self.parents: IntArray = np.array(self.parent, dtype=np.int64)
         self.limited: BoolArray = np.zeros(n_kinds, dtype=bool)
         own = np.zeros((t, n_kinds), dtype=np.int64)
         self.borrow: IntArray = np.full((t, n_kinds), BIG, dtype=np.int64)
@@ -57,26 +59,11 @@ class QuotaTree:
             team = self.parent[team]
         return above
 
-    def charge(self, use: IntArray, team: int, kind: int, steps: int) -> None:
-        """Add to the use (t, k) of a team; what exceeds its kept part is used in its parent."""
-        while team != NONE and steps:
-            before = max(0, int(use[team, kind] - self.kept[team, kind]))
-            use[team, kind] += steps
-            steps = max(0, int(use[team, kind] - self.kept[team, kind])) - before
-            team = self.parent[team]
-
     def available(self, use: IntArray, team: int, kind: int) -> int:
         """Millionths of a device the team may still take of this kind; BIG where nobody limits it."""
         if team == NONE or not self.limited[kind]:
             return BIG
-        parent = self.parent[team]
-        used, kept = int(use[team, kind]), int(self.kept[team, kind])
-        if parent == NONE:
-            return int(self.subtree[team, kind]) - used
-        stored = int(self.subtree[team, kind]) - kept
-        most_from_parent = stored - max(0, used - kept) + int(self.borrow[team, kind])
-        # What a team keeps for itself is its own, however far its siblings are over.
-        return max(0, kept - used) + max(0, min(most_from_parent, self.available(use, parent, kind)))
+        return int(quota_available(use, team, kind, self.parents, self.subtree, self.kept, self.borrow))
 
     def borrows(self, use: IntArray, team: int, kind: int, extra: int = 0) -> bool:
         """Whether the team uses (or with `extra` would use) more than its subtree owns."""

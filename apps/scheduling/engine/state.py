@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apps.scheduling.engine.facts import NONE, Ask, Gang, IntArray, Placing
+from apps.scheduling.engine.facts import Ask, Gang, IntArray, Placing
 from apps.scheduling.engine.frame import Frame
+from apps.scheduling.engine.kernels import charge_state, quota_left, refresh_prefix, refresh_prefix_at
 from apps.scheduling.engine.quota import QuotaTree
-from apps.scheduling.engine.units import BIG, FULL, micro_of
+from apps.scheduling.engine.units import FULL, micro_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Charge:
     devices: IntArray  # (d,) flat positions of the named devices, each once
     taken: IntArray  # (d,) millionths of each
     team: int
-    quota: tuple[tuple[int, int], ...]  # (kind, millionths of devices)
+    kinds: IntArray  # (q,) kinds it holds devices of
+    steps: IntArray  # (q,) millionths of devices of each
 
 
 def charge_of(frame: Frame, gang: Gang, placing: Placing) -> Charge:
@@ -63,7 +65,8 @@ def charge_of(frame: Frame, gang: Gang, placing: Placing) -> Charge:
         np.fromiter(taken.keys(), dtype=np.int64, count=len(taken)),
         np.fromiter(taken.values(), dtype=np.int64, count=len(taken)),
         gang.team,
-        tuple(sorted(quota.items())),
+        np.array(sorted(quota), dtype=np.int64),
+        np.array([quota[k] for k in sorted(quota)], dtype=np.int64),
     )
 
 
@@ -130,31 +133,113 @@ class State:
         self, frame: Frame, tree: QuotaTree, charge: Charge, sign: int, bookings: Sequence[int] = ()
     ) -> None:
         """Take (sign 1) or give back (sign -1) what a placing holds."""
-        nodes = charge.nodes
-        if len(charge.devices):
-            before = self.dev[charge.devices]
-            after = before - sign * charge.taken
-            self.dev[charge.devices] = after
-            freed = (after == FULL).astype(np.int64) - (before == FULL)
-            np.add.at(self.whole, frame.node_of_device[charge.devices], freed)
-        if charge.unnamed.any():
-            np.subtract.at(self.whole, nodes, sign * charge.unnamed)
-        if charge.cpu.any():
-            np.subtract.at(self.cpu, nodes, sign * charge.cpu)
-        if charge.mem.any():
-            np.subtract.at(self.mem, nodes, sign * charge.mem)
-        if frame.has_limits and charge.draw.any():
-            for column in range(frame.paths.shape[1]):
-                np.subtract.at(self.head, frame.paths[nodes, column], sign * charge.draw)
-            self.head[-1] = BIG
-        if charge.team != NONE:
-            for kind, steps in charge.quota:
-                tree.charge(self.use, charge.team, kind, sign * steps)
+        charge_state(
+            self.whole,
+            self.dev,
+            self.cpu,
+            self.mem,
+            self.head,
+            charge.nodes,
+            charge.unnamed,
+            charge.cpu,
+            charge.mem,
+            charge.draw,
+            charge.devices,
+            charge.taken,
+            frame.node_of_device,
+            frame.paths,
+            self.use,
+            charge.team,
+            charge.kinds,
+            charge.steps,
+            tree.parents,
+            tree.kept,
+            sign,
+        )
+        self.book(frame, charge, sign, bookings)
+
+    def book(self, frame: Frame, charge: Charge, sign: int, bookings: Sequence[int]) -> None:
+        """Count what a placing holds of the bookings its team may use."""
         for b in bookings:
             used = self.booked.get(b)
             if used is None:
                 used = self.booked[b] = np.zeros(frame.n_nodes, dtype=np.int64)
-            np.add.at(used, nodes, sign * charge.whole)
+            np.add.at(used, charge.nodes, sign * charge.whole)
+
+
+class Pool:
+    """The states of now and of every pinch in one block of arrays, with the least up to each of them kept at hand.
+
+    Args:
+        now: The first state; its arrays move into the pool.
+    """
+
+    def __init__(self, frame: Frame, tree: QuotaTree, now: State) -> None:
+        self._tree = tree
+        self._capacity = 0
+        self._order: IntArray = np.zeros(0, dtype=np.int64)
+        self._states: list[State] = []
+        self._n = 0
+        self._free: list[int] = []
+        self._grow(now, 8)
+        self.insert(0, now)
+
+    _FIELDS = ("whole", "cpu", "mem", "head")
+
+    def _grow(self, like: State, capacity: int) -> None:
+        old_rows = getattr(self, "_rows", None)
+        self._rows = {f: np.zeros((capacity, len(getattr(like, f))), dtype=np.int64) for f in self._FIELDS}
+        self._least = {f: np.zeros((capacity, len(getattr(like, f))), dtype=np.int64) for f in self._FIELDS}
+        self._uses = np.zeros((capacity, *like.use.shape), dtype=np.int64)
+        order = np.zeros(capacity, dtype=np.int64)
+        order[: self._n] = self._order[: self._n]
+        self._order = order
+        self._free.extend(range(self._capacity, capacity))
+        self._capacity = capacity
+        if old_rows is not None:
+            for state, row in zip(self._states, self._order[: self._n].tolist(), strict=True):
+                self._adopt(state, row)
+            self._refresh(0)
+
+    def _adopt(self, state: State, row: int) -> None:
+        """Move a state's arrays into the pool; it keeps views of them."""
+        for name in self._FIELDS:
+            self._rows[name][row] = getattr(state, name)
+            setattr(state, name, self._rows[name][row])
+        self._uses[row] = state.use
+        state.use = self._uses[row]
+
+    def insert(self, position: int, state: State) -> None:
+        """Take in a state as the position-th in order of time."""
+        if self._n == self._capacity:
+            self._grow(state, 2 * self._capacity)
+        row = self._free.pop(0)
+        self._adopt(state, row)
+        self._states.insert(position, state)
+        self._order[position + 1 : self._n + 1] = self._order[position : self._n].copy()
+        self._order[position] = row
+        self._n += 1
+        self._refresh(position)
+
+    def _refresh(self, first: int) -> None:
+        for name in self._FIELDS:
+            refresh_prefix(self._order, first, self._n, self._rows[name], self._least[name])
+
+    def touched(self, nodes: IntArray) -> None:
+        """Something was charged on these nodes, in any of the states."""
+        for name in ("whole", "cpu", "mem"):
+            refresh_prefix_at(self._order, self._n, self._rows[name], self._least[name], nodes)
+        refresh_prefix(self._order, 0, self._n, self._rows["head"], self._least["head"])
+
+    def least(self, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """(whole, cpu, mem, head): the least over the first n states."""
+        whole, cpu, mem, head = (self._least[name][n - 1] for name in self._FIELDS)
+        return whole, cpu, mem, head
+
+    def quota_left(self, n: int, team: int, kind: int) -> int:
+        """The least a team may still take of a kind at any of the first n instants, millionths."""
+        t = self._tree
+        return int(quota_left(self._order, n, self._uses, team, kind, t.parents, t.subtree, t.kept, t.borrow))
 
 
 class Floor:
@@ -163,34 +248,45 @@ class Floor:
     Args:
         states: What is left at the start of the window and at every later instant at which something is promised.
         holds: Per state, (n,) devices that belong to others' bookings then; None where there are none.
+        least: (whole, cpu, mem, head) over all states, where somebody has kept it.
     """
 
-    __slots__ = ("cpu", "dev", "head", "mem", "states", "whole", "wholes")
+    __slots__ = ("_dev", "cpu", "head", "mem", "states", "whole", "wholes")
 
-    def __init__(self, states: Sequence[State], holds: Sequence[IntArray | None] | None = None) -> None:
+    def __init__(
+        self,
+        states: Sequence[State],
+        holds: Sequence[IntArray | None] | None = None,
+        least: tuple[IntArray, IntArray, IntArray, IntArray] | None = None,
+    ) -> None:
         first = states[0]
-        self.states = tuple(states)
-        if holds is None or all(hold is None for hold in holds):
-            wholes = [s.whole for s in states]
-        else:
-            wholes = [
+        self.states = states
+        self._dev: IntArray | None = first.dev if len(states) == 1 else None
+        is_held = holds is not None and any(hold is not None for hold in holds)
+        self.wholes: Sequence[IntArray] | None = None
+        if holds is not None and is_held:
+            self.wholes = [
                 s.whole if hold is None else s.whole - hold for s, hold in zip(states, holds, strict=True)
             ]
-        self.wholes = wholes
-        if len(states) == 1:
-            self.whole, self.dev, self.cpu, self.mem, self.head = (
-                wholes[0],
-                first.dev,
-                first.cpu,
-                first.mem,
-                first.head,
+        if least is None and len(states) == 1:
+            least = (first.whole, first.cpu, first.mem, first.head)
+        elif least is None:
+            least = (
+                np.minimum.reduce([s.whole for s in states]),
+                np.minimum.reduce([s.cpu for s in states]),
+                np.minimum.reduce([s.mem for s in states]),
+                np.minimum.reduce([s.head for s in states]),
             )
-            return
-        self.whole = np.minimum.reduce(wholes)
-        self.dev = np.minimum.reduce([s.dev for s in states])
-        self.cpu = np.minimum.reduce([s.cpu for s in states])
-        self.mem = np.minimum.reduce([s.mem for s in states])
-        self.head = np.minimum.reduce([s.head for s in states])
+        self.whole, self.cpu, self.mem, self.head = least
+        if self.wholes is not None:
+            self.whole = np.minimum.reduce(self.wholes)
+
+    @property
+    def dev(self) -> IntArray:
+        """(d,) least free millionths of each device; only fractions need it."""
+        if self._dev is None:
+            self._dev = np.minimum.reduce([s.dev for s in self.states])
+        return self._dev
 
     def shared_dev(self, frame: Frame) -> IntArray:
         """(d,) millionths a fraction may take of each device that is shared already, through the whole window.
@@ -198,7 +294,8 @@ class Floor:
         A device that empties within the window may be promised whole by then; sharing it on would break the promise.
         """
         shared = np.where(self.dev < FULL, self.dev, 0)
-        for state, whole in zip(self.states[1:], self.wholes[1:], strict=True):
+        wholes = self.wholes or [state.whole for state in self.states]
+        for state, whole in zip(self.states[1:], wholes[1:], strict=True):
             emptied = (state.dev == FULL) & (shared > 0)
             if emptied.any():
                 per_node = np.bincount(frame.node_of_device[emptied], minlength=frame.n_nodes)

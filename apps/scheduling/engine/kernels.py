@@ -1,0 +1,318 @@
+"""The hot loops, compiled. Plain functions over arrays: what they mean is said where they are called from.
+
+Compiled once and kept on disk beside this file, so only the first run on a machine waits for the compiler.
+"""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import numpy as np
+from numba import njit
+
+from apps.scheduling.engine.facts import BoolArray, FloatArray, IntArray
+from apps.scheduling.engine.units import FULL
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _compile(function: Callable[P, R]) -> Callable[P, R]:
+    return cast("Callable[P, R]", njit(cache=True, nogil=True)(function))
+
+
+@_compile
+def charge_quota(use: IntArray, team: int, kind: int, steps: int, parents: IntArray, kept: IntArray) -> None:
+    """Add to the use (t, k) of a team; what exceeds the part it keeps for itself is used in its parent."""
+    while team >= 0 and steps != 0:
+        before = max(0, use[team, kind] - kept[team, kind])
+        use[team, kind] += steps
+        steps = max(0, use[team, kind] - kept[team, kind]) - before
+        team = parents[team]
+
+
+@_compile
+def charge_state(
+    whole: IntArray,
+    dev: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    head: IntArray,
+    nodes: IntArray,
+    unnamed: IntArray,
+    cpus: IntArray,
+    mems: IntArray,
+    draw: IntArray,
+    devices: IntArray,
+    taken: IntArray,
+    node_of_device: IntArray,
+    paths: IntArray,
+    use: IntArray,
+    team: int,
+    quota_kinds: IntArray,
+    quota_steps: IntArray,
+    parents: IntArray,
+    kept: IntArray,
+    sign: int,
+) -> None:
+    """Take (sign 1) or give back (sign -1) one placing."""
+    if team >= 0 and len(parents) > 0:
+        for q in range(len(quota_kinds)):
+            charge_quota(use, team, quota_kinds[q], sign * quota_steps[q], parents, kept)
+    for i in range(len(devices)):
+        device = devices[i]
+        before = dev[device]
+        after = before - sign * taken[i]
+        dev[device] = after
+        if before == FULL and after != FULL:
+            whole[node_of_device[device]] -= 1
+        elif after == FULL and before != FULL:
+            whole[node_of_device[device]] += 1
+    last = len(head) - 1
+    for i in range(len(nodes)):
+        node = nodes[i]
+        whole[node] -= sign * unnamed[i]
+        cpu[node] -= sign * cpus[i]
+        mem[node] -= sign * mems[i]
+        watts = sign * draw[i]
+        if watts != 0:
+            for column in range(paths.shape[1]):
+                domain = paths[node, column]
+                if domain != last:
+                    head[domain] -= watts
+
+
+@_compile
+def whole_room(
+    may_use: BoolArray,
+    kind: IntArray,
+    wanted_kind: int,
+    whole: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    head: IntArray,
+    paths: IntArray,
+    devices: int,
+    cpu_each: int,
+    mem_each: int,
+    draw: int,
+    most: int,
+) -> tuple[IntArray, int]:
+    """(n,) replicas of whole devices each node takes, its own limits above it included; and their sum."""
+    n_nodes = len(whole)
+    room = np.zeros(n_nodes, dtype=np.int64)
+    total = 0
+    for node in range(n_nodes):
+        if kind[node] != wanted_kind or not may_use[node] or whole[node] < devices:
+            continue
+        r = min(most, whole[node] // devices)
+        if cpu_each > 0:
+            r = min(r, cpu[node] // cpu_each)
+        if mem_each > 0:
+            r = min(r, mem[node] // mem_each)
+        if draw > 0 and r > 0:
+            for column in range(paths.shape[1]):
+                r = min(r, head[paths[node, column]] // draw)
+        if r > 0:
+            room[node] = r
+            total += r
+    return room, total
+
+
+@_compile
+def best_single(
+    room: IntArray, spare: IntArray, n: int, leaf: IntArray, spine: IntArray, n_leaves: int, n_spines: int
+) -> int:
+    """The node that takes all n and is left with the least, in the leaf and spine left with the least; -1 if none."""
+    any_fits = False
+    for node in range(len(room)):
+        if room[node] >= n:
+            any_fits = True
+            break
+    if not any_fits:
+        return -1
+    in_leaf = np.zeros(n_leaves, dtype=np.int64)
+    in_spine = np.zeros(n_spines, dtype=np.int64)
+    for node in range(len(room)):
+        if room[node] > 0:
+            in_leaf[leaf[node]] += spare[node]
+            in_spine[spine[node]] += spare[node]
+    best = -1
+    for node in range(len(room)):
+        if room[node] < n:
+            continue
+        if best < 0:
+            best = node
+            continue
+        if spare[node] != spare[best]:
+            if spare[node] < spare[best]:
+                best = node
+        elif in_leaf[leaf[node]] != in_leaf[leaf[best]]:
+            if in_leaf[leaf[node]] < in_leaf[leaf[best]]:
+                best = node
+        elif in_spine[spine[node]] < in_spine[spine[best]]:
+            best = node
+    return best
+
+
+@_compile
+def domain_sums(ids: IntArray, n_domains: int, room: IntArray, spare: IntArray) -> tuple[IntArray, IntArray]:
+    """Per domain: replicas it takes, and what best fit compares."""
+    sums = np.zeros(n_domains, dtype=np.int64)
+    free = np.zeros(n_domains, dtype=np.int64)
+    for node in range(len(room)):
+        if room[node] > 0:
+            sums[ids[node]] += room[node]
+            free[ids[node]] += spare[node]
+    return sums, free
+
+
+@_compile
+def advance(
+    i: int,
+    times: FloatArray,
+    signs: IntArray,
+    which: IntArray,
+    first_share: IntArray,
+    nodes: IntArray,
+    unnamed: IntArray,
+    cpus: IntArray,
+    mems: IntArray,
+    draw: IntArray,
+    first_device: IntArray,
+    devices: IntArray,
+    taken: IntArray,
+    teams: IntArray,
+    first_quota: IntArray,
+    quota_kinds: IntArray,
+    quota_steps: IntArray,
+    whole: IntArray,
+    dev: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    head: IntArray,
+    use: IntArray,
+    node_of_device: IntArray,
+    paths: IntArray,
+    parents: IntArray,
+    kept: IntArray,
+    useful: BoolArray,
+    need: int,
+    until_s: float,
+    free: int,
+) -> tuple[int, int]:
+    """Apply coming changes from position i on until, at the end of some instant, `need` whole devices are free on
+    useful nodes, or the next change lies after until_s. Return the next position and the free devices then.
+
+    `times`, `signs`, `which` are in order of time; `which` names the charge, whose shares lie at
+    first_share[c]:first_share[c + 1], its devices and its quota likewise.
+    """
+    last = len(head) - 1
+    while i < len(times) and times[i] <= until_s:
+        at_s = times[i]
+        while i < len(times) and times[i] == at_s:
+            sign, c = signs[i], which[i]
+            for d in range(first_device[c], first_device[c + 1]):
+                device = devices[d]
+                before = dev[device]
+                after = before - sign * taken[d]
+                dev[device] = after
+                node = node_of_device[device]
+                if before == FULL and after != FULL:
+                    whole[node] -= 1
+                    if useful[node]:
+                        free -= 1
+                elif after == FULL and before != FULL:
+                    whole[node] += 1
+                    if useful[node]:
+                        free += 1
+            for s in range(first_share[c], first_share[c + 1]):
+                node = nodes[s]
+                if unnamed[s] != 0:
+                    whole[node] -= sign * unnamed[s]
+                    if useful[node]:
+                        free -= sign * unnamed[s]
+                cpu[node] -= sign * cpus[s]
+                mem[node] -= sign * mems[s]
+                watts = sign * draw[s]
+                if watts != 0:
+                    for column in range(paths.shape[1]):
+                        domain = paths[node, column]
+                        if domain != last:
+                            head[domain] -= watts
+            if teams[c] >= 0 and len(parents) > 0:
+                for q in range(first_quota[c], first_quota[c + 1]):
+                    charge_quota(use, teams[c], quota_kinds[q], sign * quota_steps[q], parents, kept)
+            i += 1
+        if free >= need:
+            break
+    return i, free
+
+
+@_compile
+def refresh_prefix(order: IntArray, first: int, n: int, rows: IntArray, least: IntArray) -> None:
+    """least[i] = the elementwise least of rows[order[0..i]], for i from `first` to n - 1."""
+    for i in range(first, n):
+        row = rows[order[i]]
+        if i == 0:
+            least[0, :] = row
+        else:
+            for x in range(rows.shape[1]):
+                before = least[i - 1, x]
+                least[i, x] = row[x] if row[x] < before else before
+
+
+@_compile
+def refresh_prefix_at(order: IntArray, n: int, rows: IntArray, least: IntArray, columns: IntArray) -> None:
+    """The same, for some columns only."""
+    for c in range(len(columns)):
+        x = columns[c]
+        lowest = rows[order[0], x]
+        least[0, x] = lowest
+        for i in range(1, n):
+            here = rows[order[i], x]
+            if here < lowest:
+                lowest = here
+            least[i, x] = lowest
+
+
+@_compile
+def quota_available(
+    use: IntArray, team: int, kind: int, parent: IntArray, subtree: IntArray, kept: IntArray, borrow: IntArray
+) -> int:
+    """Millionths of a device a team may still take, by what (t, k) is in use."""
+    # From the root down: what the parent has left bounds what this team gets from it.
+    depth = 0
+    at = team
+    while parent[at] >= 0:
+        at = parent[at]
+        depth += 1
+    left = subtree[at, kind] - use[at, kind]
+    for level in range(depth - 1, -1, -1):
+        at = team
+        for _ in range(level):
+            at = parent[at]
+        used, own = use[at, kind], kept[at, kind]
+        most = subtree[at, kind] - own - max(0, used - own) + borrow[at, kind]
+        left = max(0, own - used) + max(0, min(most, left))
+    return int(left)
+
+
+@_compile
+def quota_left(
+    order: IntArray,
+    n: int,
+    uses: IntArray,
+    team: int,
+    kind: int,
+    parent: IntArray,
+    subtree: IntArray,
+    kept: IntArray,
+    borrow: IntArray,
+) -> int:
+    """The least that is available at any of the first n instants."""
+    least = quota_available(uses[order[0]], team, kind, parent, subtree, kept, borrow)
+    for i in range(1, n):
+        here = quota_available(uses[order[i]], team, kind, parent, subtree, kept, borrow)
+        if here < least:
+            least = here
+    return int(least)
