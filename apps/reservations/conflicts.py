@@ -105,7 +105,8 @@ def _shared_nodes(
             names = sorted(facility.name[node] for node in shared)
             said = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             starts_at, ends_at = max(window.starts_at, one.starts_at), min(window.ends_at, one.ends_at)
-            message = f"{said} belong{'s' if len(names) == 1 else ''} to {one.name} from {_said(starts_at)} to {_said(ends_at)}"
+            span = f"from {_said(starts_at)} to {_said(ends_at)}"
+            message = f"{said} belong{'s' if len(names) == 1 else ''} to {one.name} {span}"
             found.append(Conflict(starts_at, ends_at, one.name, message))
     return found
 
