@@ -1,6 +1,7 @@
 """Writing the log: in the transaction of what happened, or not at all."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -76,20 +77,53 @@ def record(
         data=data,
         source=source,
     )
-    return record_many([row])[0]
+    with transaction.atomic(savepoint=False):
+        event = _event(row, current_source())
+        event.save(force_insert=True)
+        _wake([kind])
+    return event
 
 
-def record_many(rows: Sequence[EventRow]) -> list[Event]:
+def record_many(rows: Sequence[EventRow]) -> None:
     """Log many events in one statement; each distinct kind wakes once."""
     if not rows:
-        return []
+        return
     source = current_source()
-    with transaction.atomic():
-        events = Event.objects.bulk_create([_event(row, source) for row in rows])
-        kinds = sorted({row.kind for row in rows})
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, kind) FROM unnest(%s::text[]) AS kind", [CHANNEL, kinds])
-    return events
+    with transaction.atomic(savepoint=False), connection.cursor() as cursor:
+        # A thousand submissions log a thousand events: COPY is several times as fast as a parameter a value.
+        names = ", ".join(_COLUMNS)
+        with cursor.copy(f"COPY events_event ({names}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row([column(row, source) for column in _COLUMNS.values()])
+        _wake(sorted({row.kind for row in rows}))
+
+
+def _wake(kinds: Sequence[str]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, kind) FROM unnest(%s::text[]) AS kind", [CHANNEL, list(kinds)])
+
+
+def _json(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+_COLUMNS: Final[dict[str, Callable[[EventRow, str], Any]]] = {
+    "at": lambda row, _: row.at,
+    "kind": lambda row, _: row.kind,
+    "subject_kind": lambda row, _: row.subject_kind,
+    "subject_id": lambda row, _: row.subject_id,
+    "subject_name": lambda row, _: row.subject_name,
+    "team_id": lambda row, _: row.team_id,
+    "actor_id": lambda row, _: None if row.actor is None else row.actor.pk,
+    "actor_name": lambda row, _: "" if row.actor is None else row.actor.get_username(),
+    "source": lambda row, source: row.source or source,
+    "is_audit": lambda row, _: row.is_audit,
+    "is_private": lambda row, _: row.is_private,
+    "reason": lambda row, _: row.reason,
+    "before": lambda row, _: _json(row.before),
+    "after": lambda row, _: _json(row.after),
+    "data": lambda row, _: _json(row.data or {}),
+}
 
 
 def _event(row: EventRow, source: str) -> Event:

@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 
 from apps.events.services import EventRow, record_many
 from apps.inventory.models import AcceleratorType, Cluster, Health, Node
-from apps.jobs import intake, policies
+from apps.jobs import intake, policies, rows
 from apps.jobs.errors import Fault, NoSuchJob, NotNow, OverCeiling, Refused, Stale
 from apps.jobs.lifecycle import ENDED, HOLDING, State, Trigger, follow
 from apps.jobs.models import (
@@ -130,8 +130,8 @@ def submit_jobs(
             job = Job(**row, array=array, array_index=array_index, idempotency_key=keys[len(jobs)])
             jobs.append(job)
             waits += [(job, after) for after in request.after]
-    Job.objects.bulk_create(jobs)
-    Dependency.objects.bulk_create([Dependency(job=job, after_id=after) for job, after in waits])
+    rows.insert(jobs)
+    rows.insert([Dependency(job=job, after_id=after) for job, after in waits])
     record_many([_event("job.submitted", job, at=at, actor=actor, is_audit=True) for job in jobs])
     lost = [after for after in names.jobs.values() if after.state in ENDED and after.state != State.SUCCEEDED]
     if lost:
@@ -636,7 +636,7 @@ def _node_use(node_ids: Sequence[int]) -> dict[int, tuple[float, float]]:
 def _write_allocations(
     taken: Sequence[tuple[Decision, Job, Allocation]], ledger: _Claims, at: datetime
 ) -> None:
-    Allocation.objects.bulk_create([allocation for _, _, allocation in taken])
+    rows.insert([allocation for _, _, allocation in taken])
     placements: list[tuple[Placement, Grant]] = []
     for decision, _, allocation in taken:
         placements += [
@@ -655,7 +655,9 @@ def _write_allocations(
             )
             for grant in decision.placements
         ]
-    Placement.objects.bulk_create([placement for placement, _ in placements])
+    for placement, _ in placements:
+        placement.allocation_id = placement.allocation.pk
+    rows.insert([placement for placement, _ in placements])
     claim_of, claim_on, claim_share = [], [], []
     for placement, grant in placements:
         for index, share in grant.device_shares:
@@ -663,12 +665,9 @@ def _write_allocations(
             claim_on.append(ledger.device_id[grant.node_id, index])
             claim_share.append(share)
     with connection.cursor() as cursor:
-        # Arrays instead of a parameter a value: eight claims a job are most of what a start writes.
-        cursor.execute(
-            "INSERT INTO jobs_deviceclaim (placement_id, device_id, share)"
-            " SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::numeric[])",
-            [claim_of, claim_on, claim_share],
-        )
+        if claim_of:
+            names = ("placement_id", "device_id", "share")
+            rows.copy_in(cursor, "jobs_deviceclaim", names, (claim_of, claim_on, claim_share))
         changed = sorted(ledger.changed)
         cursor.execute(
             "UPDATE inventory_device device SET claimed_share = new.share"

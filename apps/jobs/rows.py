@@ -1,0 +1,57 @@
+"""Many rows of one model at once, for where a thousand come together."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django.db import connection
+from django.db.models import CharField, Field, JSONField, Model, TextField
+
+_FEW: Final = 3
+
+
+def insert(objects: Sequence[Model]) -> None:
+    """Insert new objects of one model and give them their ids, ascending in the order given.
+
+    By COPY: five times as fast as bulk_create, which prepares each value on its own and has all of them parsed.
+    """
+    if not objects:
+        return
+    model = type(objects[0])
+    if len(objects) <= _FEW:
+        model._default_manager.bulk_create(objects)
+        return
+    meta = model._meta
+    pk = meta.pk
+    assert pk is not None
+    fields = [field for field in meta.concrete_fields if not field.primary_key]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT nextval(pg_get_serial_sequence(%s, %s)) FROM generate_series(1, %s)",
+            [meta.db_table, pk.column, len(objects)],
+        )
+        for one, (number,) in zip(objects, cursor.fetchall(), strict=True):
+            one.pk = number
+        columns = [[one.pk for one in objects], *(_values(field, objects) for field in fields)]
+        copy_in(cursor, meta.db_table, [field.column for field in (pk, *fields)], columns)
+    for one in objects:
+        one._state.adding = False
+        one._state.db = connection.alias
+
+
+def copy_in(cursor: Any, table: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+    """Write columns of equal length into a table of ours."""
+    quoted = ", ".join(connection.ops.quote_name(name) for name in names)
+    with cursor.copy(f"COPY {connection.ops.quote_name(table)} ({quoted}) FROM STDIN") as copy:
+        for row in zip(*columns, strict=True):
+            copy.write_row(row)
+
+
+def _values(field: "Field[Any, Any]", objects: Sequence[Model]) -> list[Any]:
+    found = [getattr(one, field.attname) for one in objects]
+    if isinstance(field, JSONField):
+        return [None if value is None else json.dumps(value) for value in found]
+    if isinstance(field, CharField | TextField):
+        # Members of enumerations are texts too, but the driver asks each what it is.
+        return [None if value is None else str(value) for value in found]
+    return found
