@@ -1,7 +1,7 @@
 """The embedded broker: kombu's filesystem transport, made safe for several processes that may be killed.
 
 Kombu writes a message in place, so that a reader can meet it half written and fall over it. Here a message appears
-by rename, whole, and a reader takes it by rename, once. Nothing else about the transport is changed.
+by rename, whole, and a reader takes it by rename, once.
 """
 
 import os
@@ -48,6 +48,9 @@ class Channel(filesystem.Channel):
             message: dict[str, Any] = loads(text)
             return message
         raise Empty
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """Keep no table of bindings: Celery reaches a queue by its name, through the default exchange."""
 
     def _size(self, queue: str) -> int:
         try:

@@ -57,7 +57,7 @@ WAKES = (
 
 app.conf.update(
     switchyard_wakes=WAKES,
-    task_queues=[Queue(name) for name in (PLANNING, EXECUTION, POWER, ROLLUPS)],
+    task_queues=[Queue(name, routing_key=name) for name in (PLANNING, EXECUTION, POWER, ROLLUPS)],
     task_default_queue=ROLLUPS,
     task_routes={
         "scheduling.rollup": {"queue": ROLLUPS},

@@ -203,7 +203,7 @@ SPECTACULAR_SETTINGS = {
 # --- Celery -------------------------------------------------------------------------------------------------------
 
 BROKER_DIR = VAR_DIR / "broker"
-CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or "switchyard-files://"
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or "switchyard-files://localhost"
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, object] = (
     {"data_folder_in": str(BROKER_DIR), "data_folder_out": str(BROKER_DIR), "polling_interval": 0.05}
     if CELERY_BROKER_URL.startswith("switchyard-files:")
