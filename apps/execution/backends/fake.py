@@ -98,6 +98,7 @@ class FakeBackend:
     def read_log(self, allocation_id: int, *, rank: int, stream: Stream, offset: int, limit: int) -> LogChunk:
         self._require_contact()
         text = self.logs.get((allocation_id, rank, stream), "").encode()
+        offset = min(offset, len(text))
         data = text[offset : offset + limit]
         run = self.runs.get(allocation_id)
         is_over = run is not None and run.state == RunState.ENDED

@@ -102,7 +102,7 @@ class LocalBackend:
     def read_log(self, allocation_id: int, *, rank: int, stream: Stream, offset: int, limit: int) -> LogChunk:
         folder = self._folder_of(allocation_id)
         if folder is None:
-            return LogChunk("", offset, is_complete=False)
+            return LogChunk("", 0, is_complete=False)
         # Looked at before the stream is read: what was written in between is not missed.
         is_over = (shepherd.read_whole(f"{folder}/status.json") or {}).get("state") == "ended"
         try:
@@ -112,7 +112,7 @@ class LocalBackend:
                 data = file.read(max(limit, 4))
                 next_offset = file.tell()
         except FileNotFoundError:
-            return LogChunk("", offset, is_complete=is_over)
+            return LogChunk("", 0, is_complete=is_over)
         is_at_end = next_offset >= size
         cut = 0 if is_over and is_at_end else _n_bytes_of_a_cut_character(data)
         if cut:

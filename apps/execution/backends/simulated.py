@@ -1,0 +1,179 @@
+"""Plays jobs in real time: nothing runs, and what is seen follows from one row a run and the clock.
+
+A simulated replica does as it is told: it stops at once when asked to, and never fails.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from django.db import connection, transaction
+from django.db.models import Max
+
+from apps.core import clock
+from apps.core.errors import OutsideError
+from apps.execution.backends.base import (
+    EndReason,
+    LogChunk,
+    Order,
+    RunState,
+    Seen,
+    StaleFence,
+    StopOrder,
+    Stream,
+)
+from apps.execution.models import SimulatedRun
+
+# First half of the advisory lock's key; the second is the cluster's id.
+_LOCK_CLASS = 0x51AD
+
+
+class SimulatedBackend:
+    """The contract, kept by rows of `SimulatedRun`."""
+
+    def __init__(self, cluster_id: int) -> None:
+        self._cluster_id = cluster_id
+
+    @transaction.atomic
+    def launch(self, orders: Sequence[Order], *, at: datetime) -> dict[int, OutsideError]:
+        self._lock()
+        known = set(self._rows([order.allocation_id for order in orders]))
+        newest = dict(
+            SimulatedRun.objects.filter(
+                cluster=self._cluster_id, job_id__in=[order.job_id for order in orders]
+            )
+            .values_list("job_id")
+            .annotate(Max("fence"))
+        )
+        refused: dict[int, OutsideError] = {}
+        fresh = []
+        for order in orders:
+            if order.allocation_id in known:
+                continue
+            if order.fence <= newest.get(order.job_id, 0):
+                refused[order.allocation_id] = StaleFence(
+                    job_id=order.job_id, fence=order.fence, newest=newest[order.job_id]
+                )
+                continue
+            newest[order.job_id] = order.fence
+            fresh.append(
+                SimulatedRun(
+                    cluster_id=self._cluster_id,
+                    allocation_id=order.allocation_id,
+                    job_id=order.job_id,
+                    fence=order.fence,
+                    n_replicas=len(order.replicas),
+                    launched_at=at,
+                    play_s=order.play_s,
+                    time_limit_s=order.time_limit_s,
+                )
+            )
+        SimulatedRun.objects.bulk_create(fresh)
+        return refused
+
+    @transaction.atomic
+    def stop(self, stops: Sequence[StopOrder], *, at: datetime) -> None:
+        self._lock()
+        rows = self._rows([stop.allocation_id for stop in stops])
+        for stop in stops:
+            row = rows.get(stop.allocation_id)
+            if row is None:
+                SimulatedRun.objects.create(
+                    cluster_id=self._cluster_id,
+                    allocation_id=stop.allocation_id,
+                    job_id=stop.job_id,
+                    fence=stop.fence,
+                    stop_at=at,
+                )
+            elif row.fence == stop.fence and row.stop_at is None:
+                row.stop_at = at
+                row.save(update_fields=["stop_at"])
+
+    @transaction.atomic
+    def set_limits(self, limits: Mapping[int, float | None], *, at: datetime) -> None:
+        self._lock()
+        for row in self._rows(list(limits)).values():
+            if _look(row, at).state != RunState.ENDED:
+                row.time_limit_s = limits[row.allocation_id]
+                row.save(update_fields=["time_limit_s"])
+
+    def list_seen(self, *, at: datetime) -> list[Seen]:
+        rows = SimulatedRun.objects.filter(cluster=self._cluster_id, is_forgotten=False)
+        return [_look(row, at) for row in rows.order_by("allocation_id")]
+
+    def forget(self, allocation_ids: Sequence[int]) -> None:
+        at = clock.now()
+        ended = [
+            row.pk for row in self._rows(allocation_ids).values() if _look(row, at).state == RunState.ENDED
+        ]
+        SimulatedRun.objects.filter(pk__in=ended).update(is_forgotten=True)
+
+    def read_log(self, allocation_id: int, *, rank: int, stream: Stream, offset: int, limit: int) -> LogChunk:
+        row = self._rows([allocation_id]).get(allocation_id)
+        if row is None:
+            return LogChunk("", 0, is_complete=False)
+        seen = _look(row, clock.now())
+        text = _log(row, seen) if stream == "stdout" and 0 <= rank < row.n_replicas else ""
+        start = min(max(offset, 0), len(text))  # ASCII: bytes are characters
+        end = min(start + max(limit, 1), len(text))
+        return LogChunk(text[start:end], end, is_complete=seen.state == RunState.ENDED and end == len(text))
+
+    def _rows(self, allocation_ids: Sequence[int]) -> dict[int, SimulatedRun]:
+        rows = SimulatedRun.objects.filter(cluster=self._cluster_id, allocation_id__in=allocation_ids)
+        return {row.allocation_id: row for row in rows}
+
+    def _lock(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK_CLASS, self._cluster_id])
+
+
+def _look(row: SimulatedRun, at: datetime) -> Seen:
+    """What a run looks like at a time."""
+    ends: list[tuple[datetime, int, EndReason, int]] = []
+    if row.launched_at is None:
+        assert row.stop_at is not None
+        ended_at, reason, exit_code = row.stop_at, EndReason.NEVER_STARTED, None
+        return _seen(row, RunState.ENDED, ended_at=ended_at, reason=reason, exit_code=exit_code)
+    # Of two ends at one time the kinder counts.
+    ends.append((row.launched_at + timedelta(seconds=row.play_s), 0, EndReason.EXITED, 0))
+    if row.stop_at is not None:
+        ends.append((max(row.stop_at, row.launched_at), 1, EndReason.STOPPED, 143))
+    if row.time_limit_s is not None:
+        ends.append((row.launched_at + timedelta(seconds=row.time_limit_s), 2, EndReason.TIME_LIMIT, 143))
+    ended_at, _, reason, exit_code = min(ends)
+    if ended_at > at:
+        return _seen(row, RunState.RUNNING)
+    return _seen(row, RunState.ENDED, ended_at=ended_at, reason=reason, exit_code=exit_code)
+
+
+def _seen(
+    row: SimulatedRun,
+    state: RunState,
+    *,
+    ended_at: datetime | None = None,
+    reason: EndReason | None = None,
+    exit_code: int | None = None,
+) -> Seen:
+    return Seen(
+        allocation_id=row.allocation_id,
+        job_id=row.job_id,
+        fence=row.fence,
+        state=state,
+        started_at=row.launched_at,
+        ended_at=ended_at,
+        time_limit_s=row.time_limit_s,
+        exit_code=exit_code,
+        reason=reason,
+    )
+
+
+def _log(row: SimulatedRun, seen: Seen) -> str:
+    """Text that only ever grows, so that offsets stay true."""
+    if row.launched_at is None:
+        return ""
+    text = (
+        "This job is played by a simulated cluster: no command runs, and there is no other output.\n"
+        f"{row.launched_at:%Y-%m-%d %H:%M:%SZ} started; it will run for {row.play_s:.0f} s unless it is stopped.\n"
+    )
+    if seen.ended_at is not None:
+        text += f"{seen.ended_at:%Y-%m-%d %H:%M:%SZ} ended: {seen.reason}.\n"
+    return text
