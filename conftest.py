@@ -7,7 +7,7 @@ has its own database in it); DATABASE_URL names another. Tests that touch no dat
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -95,12 +95,28 @@ def requires_program() -> Callable[..., str]:
     return find
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> Iterator[None]:
-    """With REQUIRE_ALL=1 nothing may be left out: a skip is a failure."""
-    outcome = yield
-    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result object
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     if _require_all and report.skipped and not hasattr(report, "wasxfail"):
-        report.outcome = "failed"
         where = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        report.longrepr = f"REQUIRE_ALL=1, but this test was skipped: {where}"
+        report.outcome = "failed"
+        report.longrepr = f"REQUIRE_ALL=1, but this was skipped: {where}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: "pytest.CallInfo[None]"
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With REQUIRE_ALL=1 nothing may be left out: a skip is a failure."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for whole modules that skip themselves."""
+    report = yield
+    _refuse_skip(report)
+    return report
