@@ -94,6 +94,9 @@ class _Coming:
         return self._block
 
 
+Window = tuple[int, tuple[int, ...]]  # pinches before its end, and the bookings it may not use that it meets
+
+
 class Calendar:
     """The present state, and how it changes by itself.
 
@@ -110,6 +113,8 @@ class Calendar:
         self.now = State.empty(frame, tree, self.now_s)
         self._nothing: BoolArray = np.zeros(frame.n_nodes, dtype=bool)
         self._allowed: dict[int, tuple[int, ...]] = {}
+        self._promised: set[int] = set()  # charges that are promises
+        self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         charges, ends, bookings = [], [], []
         for running in snapshot.running:
@@ -253,12 +258,37 @@ class Calendar:
         n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
         return Floor([self.now, *self.pinches[: n - 1]], holds, self._pool.least(n))
 
-    def quota_left_now(self, team: int, kind: int, until_s: float) -> int:
-        """Millionths of a device the team may take of this kind through the window from now to until_s."""
+    def window_of(self, gang: Gang, until_s: float) -> Window:
+        """What a gang that starts now meets until then; gangs of one shape with equal windows fare alike."""
+        n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
+        if not self.bookings:
+            return n, ()
+        allowed = self.allowed(gang)
+        met = (i for i, b in enumerate(self.bookings) if b.start_s < until_s or not b.is_flexible)
+        ends = (b.end_s for b in self.bookings)
+        inside = -1 - sum(until_s <= end for end in ends) if gang.shape.reservation != NONE else 0
+        return n, (inside, *(i for i in met if i not in allowed))
+
+    def quota_left_now(self, team: int, kind: int, n: int) -> int:
+        """Millionths of a device the team may take of this kind, now and at the first n - 1 pinches."""
         if team == NONE or not self.tree.teams or not self.tree.limited[kind]:
             return BIG
-        n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
         return self._pool.quota_left(n, team, kind)
+
+    def without_promises(self, until_s: float) -> list[State]:
+        """Now, and the start of every booking before until_s, as if nothing had been promised."""
+        states = [self.now]
+        for start_s in sorted({b.start_s for b in self.bookings if self.now_s < b.start_s < until_s}):
+            if start_s not in self._unpromised:
+                state = self._unpromised[start_s] = self.now.copy(start_s)
+                coming = self._coming
+                for at_s, sign, c in zip(coming.times, coming.signs, coming.which, strict=True):
+                    if at_s > start_s:
+                        break
+                    if c not in self._promised:
+                        state.charge(self.frame, self.tree, coming.charges[c], int(sign), coming.bookings[c])
+            states.append(self._unpromised[start_s])
+        return states
 
     def start(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Something starts now and is expected to give back at end_s."""
@@ -268,6 +298,7 @@ class Calendar:
             if pinch.at_s < end_s:
                 pinch.charge(self.frame, self.tree, charge, 1, allowed)
         self._pool.touched(charge.nodes)
+        self._unpromised.clear()
         if end_s != inf:
             self._coming.at(end_s, -1, self._coming.add(charge, allowed))
 
@@ -280,6 +311,7 @@ class Calendar:
                 pinch.charge(self.frame, self.tree, charge, 1, allowed)
         self._pool.touched(charge.nodes)
         position = self._coming.add(charge, allowed)
+        self._promised.add(position)
         self._coming.at(start_s, 1, position)
         if end_s != inf:
             self._coming.at(end_s, -1, position)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from apps.scheduling.engine.calendar import Window
 from apps.scheduling.engine.facts import NONE, Gang, Wait
 from apps.scheduling.engine.placement import total_steps
 from apps.scheduling.engine.rules import ALL, Rules
@@ -18,6 +19,8 @@ from apps.scheduling.engine.units import BIG, FULL
 
 if TYPE_CHECKING:
     from apps.scheduling.engine.planner import Pass
+
+_NOTHING = ("",)  # no rule binds: it waits by choice, for a kind that ends it earlier
 
 # In the order in which they are named when several bind.
 RULES = ("quota", "topology", "power", "reservation", "priority", "unhealthy", "resources")
@@ -65,40 +68,68 @@ class Explainer:
 
     def __init__(self, walk: "Pass") -> None:
         self.walk = walk
+        self._fits: dict[tuple[object, ...], bool] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
 
     def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
-        length = gang.limit_s if gang.limit_s != inf else gang.work_s
-        key = (id(gang.shape), gang.team, length, promised_s is not None)
+        """Why this gang did not start in the pass that is ending."""
+        walk = self.walk
+        windows = tuple(self._window(gang, kind) for kind in walk.kinds(gang.shape))
+        at_quota = not walk.within_quota(gang, windows)
+        # Jobs of one shape that see the same promises and bookings fare alike; the team matters only at its quota.
+        key = (
+            id(gang.shape),
+            windows,
+            gang.team if at_quota else NONE,
+            at_quota,
+            walk.strictly_behind is gang,
+        )
         if key not in self._known:
             blocked_by = self._blocked_by(gang)
             code = blocked_by[0] if blocked_by else "resources"
-            self._known[key] = (code, blocked_by, *self._words(gang, code))
+            words = self._say_better(gang) if blocked_by == _NOTHING else self._words(gang, code)
+            self._known[key] = ("resources" if blocked_by == _NOTHING else code, blocked_by, *words)
         code, blocked_by, sentence, facts = self._known[key]
-        return Wait(gang.id, code, sentence, blocked_by, facts, rank, promised_s)
+        return Wait(
+            gang.id, code, sentence, () if blocked_by == _NOTHING else blocked_by, facts, rank, promised_s
+        )
+
+    def _window(self, gang: Gang, kind: int) -> Window:
+        return self.walk.calendar.window_of(gang, self.walk.now_s + self.walk.duration_s(gang, kind))
 
     def _starts(self, gang: Gang, without: frozenset[str]) -> bool:
         walk = self.walk
-        if (
-            walk.strictly_behind is not None
-            and walk.strictly_behind is not gang
-            and "priority" not in without
-        ):
+        ahead = walk.strictly_behind
+        if ahead is not None and ahead is not gang and "priority" not in without:
             return False
         rules: Rules = replace(ALL, **dict.fromkeys(without, False))
-        return any(
-            walk.fit(gang, kind, walk.calendar.now, walk.duration_s(gang, kind), rules=rules, named=False)
-            is not None
-            for kind in walk.kinds(gang.shape)
-        )
+        for kind in walk.kinds(gang.shape):
+            window = self._window(gang, kind)
+            if rules.quota and not walk.within_quota(gang, (window,), kind):
+                continue
+            key = (id(gang.shape), kind, window, replace(rules, quota=False))
+            if key not in self._fits:
+                found = walk.fit(
+                    gang,
+                    kind,
+                    walk.calendar.now,
+                    walk.duration_s(gang, kind),
+                    rules=replace(rules, quota=False),
+                    named=False,
+                )
+                self._fits[key] = found is not None
+            if self._fits[key]:
+                return True
+        return False
 
     def _blocked_by(self, gang: Gang) -> tuple[str, ...]:
-        single = tuple(
-            rule for rule in RULES if self._may_bind(gang, rule) and self._starts(gang, frozenset({rule}))
-        )
+        binding = [rule for rule in RULES if self._may_bind(gang, rule)]
+        if self._starts(gang, frozenset()):
+            return _NOTHING
+        single = tuple(rule for rule in binding if self._starts(gang, frozenset({rule})))
         if single:
             return single
-        left_out = {rule for rule in RULES if self._may_bind(gang, rule)}
+        left_out = set(binding)
         if not self._starts(gang, frozenset(left_out)):
             return ()
         for rule in reversed(RULES):  # keep as few as will do, and rather those that say more
@@ -141,6 +172,13 @@ class Explainer:
         for kind in walk.kinds(gang.shape):
             mask |= walk.frame.kind_mask[kind]
         return mask & walk.may_use(gang)
+
+    def _say_better(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        kinds = self.walk.frame.kinds
+        best = max(self.walk.kinds(gang.shape), key=lambda k: kinds[k].speed)
+        return f"It waits for {kinds[best].name}, on which it ends earlier.", {
+            "accelerator": kinds[best].name
+        }
 
     def _say_quota(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk

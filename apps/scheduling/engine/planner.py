@@ -6,13 +6,14 @@ promised the earliest start their declared limits allow, and whatever comes behi
 those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for more).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
 from apps.scheduling.engine import explain
-from apps.scheduling.engine.calendar import Calendar
+from apps.scheduling.engine.calendar import Calendar, Window
 from apps.scheduling.engine.facts import (
     NONE,
     BoolArray,
@@ -102,7 +103,7 @@ class Pass:
                 self._start(gang, offer)
                 continue
             blocked.append((rank, gang))
-            at_quota = not self._within_quota(gang, self.calendar.now)
+            at_quota = not self.within_quota(gang)
             if depth == 0:
                 if not at_quota and gang.shape.reservation == NONE:
                     self.strictly_behind = gang
@@ -160,8 +161,17 @@ class Pass:
         speed = min(float(self.frame.speed[s.node]) for s in found.placing)
         return 1.0 / (speed * (self.frame.kinds[found.kind].speed if holds else 1.0))
 
-    def _within_quota(self, gang: Gang, state: State) -> bool:
-        return any(self.quota_left(gang, kind, [state]) for kind in self.kinds(gang.shape))
+    def within_quota(self, gang: Gang, windows: Sequence[Window] = ((1, ()),), *kinds: int) -> bool:
+        """Whether its team may take the whole gang of one of these kinds, now and through the window."""
+        steps = total_steps(gang.shape)
+        if not steps:
+            return True
+        wanted = kinds or self.kinds(gang.shape)
+        ends = windows if len(windows) == len(wanted) else [windows[0]] * len(wanted)
+        return any(
+            self.calendar.quota_left_now(gang.team, kind, n) >= steps
+            for kind, (n, _) in zip(wanted, ends, strict=True)
+        )
 
     def quota_left(self, gang: Gang, kind: int, states: list[State]) -> bool:
         """Whether the team may take the whole gang of this kind at every one of these instants."""
@@ -187,13 +197,17 @@ class Pass:
         until_s = first.at_s + duration_s
         calendar = self.calendar
         is_now = first is calendar.now and rules.priority
-        if rules.quota:
-            steps = total_steps(gang.shape)
-            if is_now:
-                if steps and calendar.quota_left_now(gang.team, kind, until_s) < steps:
-                    return None
-            elif not self.quota_left(gang, kind, [first, *self._later(first, until_s, rules)]):
+        if not rules.priority:
+            states = calendar.without_promises(until_s)
+        elif is_now and not calendar.bookings:
+            states = [first]  # the calendar keeps the floor of such windows at hand
+        else:
+            states = calendar.window(first, until_s)
+        if rules.quota and is_now:
+            if not self.within_quota(gang, [calendar.window_of(gang, until_s)], kind):
                 return None
+        elif rules.quota and not self.quota_left(gang, kind, states):
+            return None
         may_use = self.may_use(gang, unhealthy=rules.unhealthy)
         only: IntArray | None = None
         holds: list[IntArray | None] | None = None
@@ -203,7 +217,6 @@ class Pass:
                 if shut is not None:
                     may_use = may_use.copy()
                     may_use[shut] = False
-                states = [first, *self._later(first, until_s, rules)]
                 holds = [calendar.hold(state, gang, until_s) for state in states]
             if gang.shape.reservation != NONE:
                 position = calendar.position.get(gang.shape.reservation)
@@ -213,7 +226,6 @@ class Pass:
                 if first.at_s < booking.start_s or until_s > booking.end_s:
                     return None
                 booked = calendar.booked_nodes[position]
-                states = [first, *self._later(first, until_s, rules)]
                 only = np.minimum.reduce(
                     [np.maximum(0, booked - state.booked.get(position, 0)) for state in states]
                 )
@@ -227,14 +239,8 @@ class Pass:
             packing=self.policy.packing,
             named=named,
         )
-        if is_now:
-            floor = calendar.floor_now(until_s, holds)
-        else:
-            floor = Floor([first, *self._later(first, until_s, rules)], holds)
+        floor = calendar.floor_now(until_s, holds) if is_now else Floor(states, holds)
         return place(self.frame, gang.shape, kind, floor, terms)
-
-    def _later(self, first: State, until_s: float, rules: Rules) -> list[State]:
-        return self.calendar.window(first, until_s)[1:] if rules.priority else []
 
     def _now(self, gang: Gang) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
