@@ -342,6 +342,16 @@ class _Reader:
             for of_kind, amount in zip(owned[team_id], amounts, strict=True):
                 if amount is not None:
                     of_kind[kind_at[kind_id]] = amount
+        # What a team owns it divides among its sub-teams; the engine adds up a team and those below it, so of the
+        # team itself it is told what was kept back.
+        given: dict[tuple[int, int], int] = defaultdict(int)
+        for team_id, _, parent_id, _ in rows:
+            if parent_id is not None:
+                for kind, amount in owned[team_id][0].items():
+                    given[parent_id, kind] += amount
+        for (team_id, kind), amount in given.items():
+            if kind in owned[team_id][0]:
+                owned[team_id][0][kind] = max(0, owned[team_id][0][kind] - amount)
         self.teams = [
             Team(
                 id=team_id,
