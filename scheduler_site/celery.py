@@ -61,6 +61,7 @@ app.conf.update(
     task_default_queue=ROLLUPS,
     task_routes={
         "scheduling.rollup": {"queue": ROLLUPS},
+        "execution.prune_logs": {"queue": ROLLUPS},
         "scheduling.*": {"queue": PLANNING},
         "execution.*": {"queue": EXECUTION},
         "power.*": {"queue": POWER},
@@ -71,6 +72,7 @@ app.conf.update(
         "reconcile": _beat("execution.reconcile", every_s=1.0),
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
+        "prune logs": _beat("execution.prune_logs", every_s=3600.0),
     },
     # Beats need no memory: what they start looks at the database. A file would only be there to be torn by a kill.
     beat_scheduler="celery.beat:Scheduler",
