@@ -1,0 +1,14 @@
+from celery import shared_task
+
+from apps.core import clock
+from apps.execution import services
+
+
+@shared_task(name="execution.reconcile", ignore_result=True)
+def reconcile() -> None:
+    services.reconcile_all(at=clock.now())
+
+
+@shared_task(name="execution.prune_logs", ignore_result=True)
+def prune_logs() -> None:
+    services.prune_logs(at=clock.now())
