@@ -11,7 +11,9 @@ class PowerLimit(models.Model):
 
     domain = models.OneToOneField(Domain, models.CASCADE, related_name="power_limit")
     hard_limit_w = models.FloatField(null=True, blank=True, help_text="Never exceeded by anybody.")
-    limit_w = models.FloatField(null=True, blank=True, help_text="The operating limit; empty: the hard limit.")
+    limit_w = models.FloatField(
+        null=True, blank=True, help_text="The operating limit; empty: the hard limit."
+    )
     ramp_up_w_per_s = models.FloatField(null=True, blank=True)
     overhead_fixed_w = models.FloatField(default=0, help_text="meter = fixed + k x IT load (kind facility).")
     overhead_k = models.FloatField(default=1)
@@ -52,8 +54,14 @@ class PowerReading(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["domain", "source", "at"], name="one_reading_a_domain_source_instant"),
-            models.CheckConstraint(condition=Q(draw_w__gte=0, draw_w__lt=MAX_NUMBER), name="reading_is_not_negative"),
-            models.CheckConstraint(condition=Q(quality__in=ReadingQuality.values), name="reading_quality_is_known"),
+            models.UniqueConstraint(
+                fields=["domain", "source", "at"], name="one_reading_a_domain_source_instant"
+            ),
+            models.CheckConstraint(
+                condition=Q(draw_w__gte=0, draw_w__lt=MAX_NUMBER), name="reading_is_not_negative"
+            ),
+            models.CheckConstraint(
+                condition=Q(quality__in=ReadingQuality.values), name="reading_quality_is_known"
+            ),
         ]
         indexes = [models.Index(fields=["domain", "-at"], name="reading_by_domain")]

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
 
-from apps.inventory.models import DomainKind
+from apps.inventory.models import POWER_KINDS, Domain, DomainKind
 from apps.power.models import PowerLimit, PowerReading
 
 
@@ -59,3 +59,62 @@ def readings_since(since: datetime, kinds: Sequence[str]) -> QuerySet[PowerReadi
         .select_related("domain")
         .order_by("at", "id")
     )
+
+
+FRESH = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What the facility draws now, in watts of IT load."""
+
+    draw_w: float
+    at: datetime
+    is_modelled: bool
+
+
+def it_draw_now(at: datetime) -> Draw | None:
+    """The latest readings of the halls added up, or else of the facility; None when none is fresh."""
+    latest: dict[int, PowerReading] = {}
+    for reading in readings_since(at - FRESH, (DomainKind.HALL, DomainKind.FACILITY)):
+        latest[reading.domain_id] = reading
+    halls = [reading for reading in latest.values() if reading.domain.kind == DomainKind.HALL]
+    facilities = [reading for reading in latest.values() if reading.domain.kind == DomainKind.FACILITY]
+    chosen = halls or facilities
+    if not chosen:
+        return None
+    draw_w = (
+        sum(reading.draw_w for reading in halls) if halls else sum(_it_w(reading) for reading in facilities)
+    )
+    is_modelled = any(reading.source == "modelled" for reading in chosen)
+    return Draw(draw_w, max(reading.at for reading in chosen), is_modelled)
+
+
+def _it_w(reading: PowerReading) -> float:
+    """A reading of a facility is at its meter, cooling and losses included."""
+    limit = PowerLimit.objects.filter(domain_id=reading.domain_id).first()
+    if limit is None:
+        return reading.draw_w
+    return max(0.0, (reading.draw_w - limit.overhead_fixed_w) / limit.overhead_k)
+
+
+def power_domains() -> QuerySet[Domain]:
+    """Domains that may have a limit, with it and with what they hang below at hand."""
+    kinds = (*POWER_KINDS, DomainKind.COOLING)
+    return Domain.objects.filter(kind__in=kinds).select_related("parent", "power_limit")
+
+
+def latest_readings(domain_ids: Sequence[int]) -> dict[int, PowerReading]:
+    """The last reading of each domain, by its id; a look-up by index for each, in one query."""
+    rows = PowerReading.objects.raw(
+        "SELECT reading.* FROM unnest(%s::bigint[]) AS wanted(id), LATERAL ("
+        "  SELECT * FROM power_powerreading WHERE domain_id = wanted.id ORDER BY at DESC LIMIT 1"
+        ") reading",
+        [list(domain_ids)],
+    )
+    return {row.domain_id: row for row in rows}
+
+
+def readings_of(domain: Domain, *, begin_at: datetime, end_at: datetime) -> QuerySet[PowerReading]:
+    """Readings of one domain in [begin_at, end_at)."""
+    return PowerReading.objects.filter(domain=domain, at__gte=begin_at, at__lt=end_at)

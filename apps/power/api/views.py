@@ -1,0 +1,133 @@
+"""Limits and readings of power by REST."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from pydantic import TypeAdapter, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from apps.core import clock
+from apps.core.api.body import page_schema, parse_body
+from apps.core.api.idempotency import answer_once
+from apps.core.api.paging import page, refuse_unknown_parameters
+from apps.core.errors import InvalidInput, NotFound
+from apps.core.strict import Instant
+from apps.inventory.models import POWER_KINDS, Domain, DomainKind
+from apps.power import selectors, services
+from apps.power.api import bodies
+from apps.teams import policies
+
+_instant: TypeAdapter[datetime] = TypeAdapter(Instant)
+_KINDS = (*POWER_KINDS, DomainKind.COOLING)
+
+
+class PowerDomainsView(APIView):
+    @extend_schema(
+        summary="Power domains with their limits and what they draw",
+        parameters=[OpenApiParameter("kind", str, enum=[str(kind) for kind in _KINDS])],
+        responses=page_schema(bodies.PowerDomainOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "kind")
+        domains = selectors.power_domains()
+        if (kind := request.query_params.get("kind")) is not None:
+            if kind not in _KINDS:
+                raise InvalidInput.of("kind", f"must be one of {', '.join(_KINDS)}", "not_a_choice")
+            domains = domains.filter(kind=kind)
+        return Response(page(domains, request, order=["name"], render_all=_rendered))
+
+
+class PowerDomainView(APIView):
+    @extend_schema(summary="One power domain", responses=bodies.PowerDomainOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(_rendered([_domain(name)])[0])
+
+    @extend_schema(
+        summary="Set what a domain may draw",
+        description="In force at once. 409 with both sides when somebody saved meanwhile.",
+        request=bodies.LimitPatch,
+        responses=bodies.PowerDomainOut,
+    )
+    def patch(self, request: Request, name: str) -> Response:
+        domain = _domain(name)
+        policies.require_may_set_power(request.user)
+        body = parse_body(request, bodies.LimitPatch)
+        services.set_limit(
+            domain_id=domain.pk,
+            changes=body.changes(),
+            version=body.version,
+            actor=request.user,
+            at=clock.now(),
+            reason=body.reason,
+        )
+        return Response(_rendered([_domain(name)])[0])
+
+
+class PowerReadingsView(APIView):
+    @extend_schema(
+        summary="What a domain was seen to draw",
+        parameters=[
+            OpenApiParameter("domain", str, required=True),
+            OpenApiParameter("from", datetime, description="Default: a day before `to`."),
+            OpenApiParameter("to", datetime, description="Default: now. Half-open."),
+        ],
+        responses=page_schema(bodies.ReadingOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "domain", "from", "to")
+        name = request.query_params.get("domain")
+        if name is None:
+            raise InvalidInput.of("domain", "is required", "missing")
+        end_at = _time(request, "to") or clock.now()
+        begin_at = _time(request, "from") or end_at - timedelta(days=1)
+        rows = selectors.readings_of(_domain(name), begin_at=begin_at, end_at=end_at)
+        return Response(
+            page(rows, request, order=["at", "id"], render=lambda row: bodies.ReadingOut.of(row).model_dump())
+        )
+
+    @extend_schema(
+        summary="Send in readings",
+        description="All or none; those known already stay. Power administrators, and meters that sign in as one.",
+        request=bodies.ReadingsIn,
+        responses={201: bodies.ReadingsTakenOut},
+    )
+    def post(self, request: Request) -> Response:
+        policies.require_may_set_power(request.user)
+        body = parse_body(request, bodies.ReadingsIn)
+        if body.source == "modelled":
+            raise InvalidInput.of("source", "must not be modelled: that is what the model says itself")
+
+        def act() -> Response:
+            n_new = services.record_readings(
+                readings=body.rows(), actor=request.user, at=clock.now(), source=body.source
+            )
+            return Response({"n_new": n_new}, status=201)
+
+        return answer_once(request, act)
+
+
+def _rendered(domains: Sequence[Domain]) -> list[dict[str, Any]]:
+    latest = selectors.latest_readings([domain.pk for domain in domains])
+    return [bodies.PowerDomainOut.of(domain, latest.get(domain.pk)).model_dump() for domain in domains]
+
+
+def _domain(name: str) -> Domain:
+    found = None if "\x00" in name else selectors.power_domains().filter(name=name).first()
+    if found is None:
+        raise NotFound(f"There is no power domain {name!r}.")
+    return found
+
+
+def _time(request: Request, name: str) -> datetime | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        return _instant.validate_python(text)
+    except ValidationError:
+        message = "must be a date and time with its zone, such as 2026-03-01T08:00:00Z"
+        raise InvalidInput.of(name, message) from None

@@ -1,0 +1,179 @@
+"""Setting limits, and taking in what domains were seen to draw. An actor of None is the site itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import transaction
+
+from apps.core.errors import InvalidInput, NotFound, VersionConflict
+from apps.events.services import record
+from apps.inventory.models import POWER_KINDS, Domain, DomainKind
+from apps.power.models import PowerLimit, PowerReading, ReadingQuality
+from apps.teams import policies
+from apps.teams.models import User
+
+FIELDS: Final = (
+    "hard_limit_w",
+    "limit_w",
+    "ramp_up_w_per_s",
+    "overhead_fixed_w",
+    "overhead_k",
+)
+_OLDEST: Final = timedelta(days=30)
+_AHEAD: Final = timedelta(minutes=5)  # clocks differ
+METERED: Final = "metered"
+
+
+@transaction.atomic
+def set_limit(
+    *,
+    domain_id: int,
+    changes: Mapping[str, float | None],
+    actor: User | None,
+    at: datetime,
+    version: int | None = None,
+    reason: str = "",
+) -> PowerLimit:
+    """Change what a domain may draw: any of FIELDS; those absent stay, a limit of None is no limit.
+
+    In force at once; what draws more is throttled or waits, it is not this function's to stop.
+
+    Args:
+        version: Of the limit that the change is based on (1 where there is none yet); None: whatever it is.
+
+    Raises:
+        VersionConflict: somebody changed it meanwhile.
+        InvalidInput: an operating limit over the hard limit, or a field that its kind of domain does not have.
+    """
+    if actor is not None:
+        policies.require_may_set_power(actor)
+    domain = Domain.objects.select_for_update(no_key=True).filter(pk=domain_id).first()
+    if domain is None:
+        raise NotFound("There is no such domain.")
+    limit = PowerLimit.objects.filter(domain=domain).first() or PowerLimit(domain=domain)
+    before = facts_of(limit)
+    if version is not None and version != limit.version:
+        raise VersionConflict(
+            f"The limit of {domain}",
+            read=version,
+            version=limit.version,
+            yours=before | dict(changes),
+            stored=before,
+        )
+    for field, value in changes.items():
+        assert field in FIELDS, field
+        setattr(limit, field, value)
+    _require_sense(limit, changes)
+    after = facts_of(limit)
+    if after == before and limit.pk is not None:
+        return limit
+    if limit.pk is not None:
+        limit.version += 1
+    limit.save()
+    record(
+        "power.limit_changed",
+        subject_kind="domain",
+        subject_id=domain.pk,
+        subject_name=domain.name,
+        actor=actor,
+        at=at,
+        is_audit=True,
+        reason=reason,
+        before=before,
+        after=after,
+    )
+    return limit
+
+
+def facts_of(limit: PowerLimit) -> dict[str, float | None]:
+    return {field: getattr(limit, field) for field in FIELDS}
+
+
+def _require_sense(limit: PowerLimit, changes: Mapping[str, Any]) -> None:
+    kind = limit.domain.kind
+    if kind not in (*POWER_KINDS, DomainKind.COOLING):
+        raise InvalidInput.of("domain", f"is a {kind}; limits belong to power domains and cooling")
+    has_overhead = limit.overhead_fixed_w != 0 or limit.overhead_k != 1
+    if kind != DomainKind.FACILITY and has_overhead:
+        field = "overhead_k" if "overhead_k" in changes else "overhead_fixed_w"
+        raise InvalidInput.of(field, f"belongs to the facility, at the meter; this is a {kind}")
+    if limit.hard_limit_w is not None and limit.limit_w is not None and limit.limit_w > limit.hard_limit_w:
+        field = "limit_w" if "limit_w" in changes else "hard_limit_w"
+        said = "over the hard limit" if field == "limit_w" else "under the operating limit"
+        raise InvalidInput.of(field, f"must not be {said}", "out_of_range")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a meter said."""
+
+    domain: str
+    at: datetime
+    draw_w: float
+    quality: str = ReadingQuality.OK
+
+
+@transaction.atomic
+def record_readings(
+    *, readings: Sequence[Reading], actor: User | None, at: datetime, source: str = METERED
+) -> int:
+    """Take in readings of one source, all or none. One that is there already stays; returns how many are new.
+
+    No event: readings come by the thousand, and nobody decides anything by sending one.
+    """
+    if actor is not None:
+        policies.require_may_set_power(actor)
+    domains = dict(Domain.objects.filter(name__in={one.domain for one in readings}).values_list("name", "pk"))
+    faults = []
+    for index, reading in enumerate(readings):
+        if reading.domain not in domains:
+            faults.append(_fault(index, "domain", "unknown", "names nothing that is here"))
+        if not at - _OLDEST <= reading.at <= at + _AHEAD:
+            faults.append(_fault(index, "at", "out_of_range", "must lie in the last 30 days"))
+    if faults:
+        raise InvalidInput(faults[:100])
+    n_before = _count(readings, domains, source)
+    PowerReading.objects.bulk_create(
+        [
+            PowerReading(
+                domain_id=domains[one.domain],
+                at=one.at,
+                draw_w=one.draw_w,
+                quality=one.quality,
+                source=source,
+            )
+            for one in readings
+        ],
+        ignore_conflicts=True,
+        batch_size=5000,
+    )
+    return _count(readings, domains, source) - n_before
+
+
+def _count(readings: Sequence[Reading], domains: Mapping[str, int], source: str) -> int:
+    return PowerReading.objects.filter(
+        domain_id__in=set(domains.values()), source=source, at__in={one.at for one in readings}
+    ).count()
+
+
+def _fault(index: int, field: str, code: str, message: str) -> dict[str, str]:
+    return {"path": f"readings[{index}].{field}", "code": code, "message": message}
+
+
+def record_modelled(*, draws_w: Mapping[int, float], at: datetime) -> None:
+    """Keep what the model says each domain draws, by domain id: what pages show where there is no meter."""
+    PowerReading.objects.bulk_create(
+        [
+            PowerReading(
+                domain_id=domain_id,
+                at=at,
+                draw_w=max(0.0, draw_w),
+                quality=ReadingQuality.ESTIMATED,
+                source="modelled",
+            )
+            for domain_id, draw_w in draws_w.items()
+        ],
+        ignore_conflicts=True,
+    )
