@@ -28,7 +28,9 @@ class Copy(models.Model):
     uri = models.CharField(max_length=1000, blank=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["dataset", "domain"], name="one_copy_a_dataset_and_domain")]
+        constraints = [
+            models.UniqueConstraint(fields=["dataset", "domain"], name="one_copy_a_dataset_and_domain")
+        ]
 
 
 class Transfer(models.Model):
@@ -44,5 +46,7 @@ class Transfer(models.Model):
             models.UniqueConstraint(
                 fields=["dataset", "to_domain"], condition=Q(ended_at=None), name="one_open_transfer_a_copy"
             ),
-            models.CheckConstraint(condition=Q(started_at__lte=F("expected_end_at")), name="transfer_runs_forward"),
+            models.CheckConstraint(
+                condition=Q(started_at__lte=F("expected_end_at")), name="transfer_runs_forward"
+            ),
         ]
