@@ -22,6 +22,7 @@ class Site:
     name: str
     n_halls: int
     is_simulated: bool  # some of it
+    is_all_simulated: bool
 
 
 def site() -> Site:
@@ -30,8 +31,8 @@ def site() -> Site:
     names = [(str(kind), name) for kind, name in rows]
     facility = next((name for kind, name in names if kind == DomainKind.FACILITY), "Facility")
     n_halls = sum(kind == DomainKind.HALL for kind, _ in names)
-    is_simulated = Cluster.objects.filter(backend=Backend.SIMULATED, is_enabled=True).exists()
-    return Site(facility, n_halls, is_simulated)
+    backends = set(Cluster.objects.filter(is_enabled=True).values_list("backend", flat=True))
+    return Site(facility, n_halls, Backend.SIMULATED in backends, backends == {Backend.SIMULATED})
 
 
 def nodes_visible_to(viewer: Viewer) -> QuerySet[Node]:

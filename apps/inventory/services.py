@@ -98,7 +98,7 @@ def create_domain(
 
 def _require_below(kind: str, parent: Domain) -> None:
     for kinds in TREES.values():
-        if kind in kinds and parent.kind in kinds and kinds.index(parent.kind) < kinds.index(kind):  # type: ignore[arg-type]
+        if kind in kinds and parent.kind in kinds and kinds.index(parent.kind) < kinds.index(kind):
             return
     raise InvalidInput.of(
         "parent", f"must be of a wider kind of the same tree; {parent.name} is a {parent.kind}"

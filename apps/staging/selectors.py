@@ -8,7 +8,6 @@ from apps.teams.models import User
 
 def datasets_visible_to(viewer: User) -> QuerySet[Dataset]:
     """Everyone signed in sees what data sets there are, with their copies at hand."""
-    if not viewer.is_authenticated:
-        return Dataset.objects.none()
     copies = Copy.objects.select_related("domain").order_by("domain__name")
-    return Dataset.objects.prefetch_related(Prefetch("copies", copies))
+    datasets = Dataset.objects.prefetch_related(Prefetch("copies", copies))
+    return datasets if viewer.is_authenticated else datasets.none()

@@ -1,7 +1,22 @@
 """Who may do what, as far as people and teams decide it. Every question is asked here, once for all doors."""
 
+from typing import Any, Protocol
+
 from apps.core.errors import Forbidden
 from apps.teams.models import FacilityRole, MemberRole, Membership, Team, User
+
+
+class Asked(Protocol):
+    """A request, as far as it has a user."""
+
+    @property
+    def user(self) -> Any: ...
+
+
+def person(request: Asked) -> User:
+    """Who asks. Doors let nobody in who is not signed in: anybody else here is a mistake of ours."""
+    assert isinstance(request.user, User)
+    return request.user
 
 
 def is_admin(user: User) -> bool:

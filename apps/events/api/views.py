@@ -1,8 +1,9 @@
 """The log by REST: `GET /events?after=<cursor>`, asked again with the cursor it answered."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
+from django.db.models import QuerySet
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -84,7 +85,7 @@ class EventsView(APIView):
         if after == "latest":
             after = selectors.latest_cursor()
         batch = selectors.follow(_filtered(request), after, limit=limit)
-        shows_source = request.user.sees_private_events()
+        shows_source = _viewer(request).sees_private_events()
         return Response(
             {
                 "items": [event_out(event, shows_source=shows_source) for event in batch.events],
@@ -94,8 +95,8 @@ class EventsView(APIView):
         )
 
 
-def _filtered(request: Request) -> Any:
-    events = selectors.visible_to(request.user)
+def _filtered(request: Request) -> QuerySet[Event]:
+    events = selectors.visible_to(_viewer(request))
     for name in ("kind", "subject_kind"):
         if (word := request.query_params.get(name)) is not None:
             if len(word) > _LONGEST_KIND or "\x00" in word:
@@ -111,3 +112,8 @@ def _filtered(request: Request) -> Any:
             raise InvalidInput.of("audit", "must be true or false", "wrong_type")
         events = events.filter(is_audit=word == "true")
     return events
+
+
+def _viewer(request: Request) -> selectors.Viewer:
+    # People are modelled above this room; the doors let in nobody who is not one.
+    return cast(selectors.Viewer, request.user)

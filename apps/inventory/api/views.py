@@ -18,6 +18,7 @@ from apps.inventory import selectors, services
 from apps.inventory.api import bodies
 from apps.inventory.models import AcceleratorType, Cluster, Domain, DomainKind, Health, Node
 from apps.teams import policies
+from apps.teams.policies import person
 
 
 class AcceleratorTypesView(APIView):
@@ -29,11 +30,13 @@ class AcceleratorTypesView(APIView):
 
     @extend_schema(request=bodies.AcceleratorTypeIn, responses={201: bodies.AcceleratorTypeOut})
     def post(self, request: Request) -> Response:
-        policies.require_admin(request.user)
+        policies.require_admin(person(request))
         body = parse_body(request, bodies.AcceleratorTypeIn)
 
         def act() -> Response:
-            made = services.create_accelerator_type(**body.model_dump(), actor=request.user, at=clock.now())
+            made = services.create_accelerator_type(
+                **body.model_dump(), actor=person(request), at=clock.now()
+            )
             return Response(bodies.AcceleratorTypeOut.of(made).model_dump(), status=201)
 
         return answer_once(request, act)
@@ -65,13 +68,13 @@ class DomainsView(APIView):
 
     @extend_schema(request=bodies.DomainIn, responses={201: bodies.DomainOut})
     def post(self, request: Request) -> Response:
-        policies.require_admin(request.user)
+        policies.require_admin(person(request))
         body = parse_body(request, bodies.DomainIn)
         parent = None if body.parent is None else _referred(Domain.objects, "parent", body.parent)
 
         def act() -> Response:
             made = services.create_domain(
-                name=body.name, kind=body.kind, parent=parent, actor=request.user, at=clock.now()
+                name=body.name, kind=body.kind, parent=parent, actor=person(request), at=clock.now()
             )
             return Response(bodies.DomainOut.of(made).model_dump(), status=201)
 
@@ -94,11 +97,11 @@ class ClustersView(APIView):
 
     @extend_schema(request=bodies.ClusterIn, responses={201: bodies.ClusterOut})
     def post(self, request: Request) -> Response:
-        policies.require_admin(request.user)
+        policies.require_admin(person(request))
         body = parse_body(request, bodies.ClusterIn)
 
         def act() -> Response:
-            made = services.create_cluster(**body.model_dump(), actor=request.user, at=clock.now())
+            made = services.create_cluster(**body.model_dump(), actor=person(request), at=clock.now())
             return Response(_cluster_for(request)(made), status=201)
 
         return answer_once(request, act)
@@ -131,12 +134,12 @@ class NodesView(APIView):
             domain=_word(request, "domain"),
             name_prefix=_word(request, "name_prefix"),
         )
-        nodes = selectors.node_details(request.user, filters)
+        nodes = selectors.node_details(person(request), filters)
         return Response(page(nodes, request, order=["name"], render=_rendered(bodies.NodeOut.of)))
 
     @extend_schema(request=bodies.NodeIn, responses={201: bodies.NodeDetailOut})
     def post(self, request: Request) -> Response:
-        policies.require_admin(request.user)
+        policies.require_admin(person(request))
         body = parse_body(request, bodies.NodeIn)
         trees = {
             field: None if (name := getattr(body, field)) is None else _referred(Domain.objects, field, name)
@@ -155,7 +158,7 @@ class NodesView(APIView):
         cluster = _referred(Cluster.objects, "cluster", body.cluster)
 
         def act() -> Response:
-            made = services.create_node(cluster=cluster, facts=facts, actor=request.user, at=clock.now())
+            made = services.create_node(cluster=cluster, facts=facts, actor=person(request), at=clock.now())
             return Response(_node_detail(request, made.name), status=201)
 
         return answer_once(request, act)
@@ -176,11 +179,11 @@ class NodeDrainView(APIView):
     )
     def post(self, request: Request, name: str) -> Response:
         node = _node(request, name)
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         body = parse_body(request, bodies.WhyIn)
 
         def act() -> Response:
-            services.drain_node(node_id=node.pk, actor=request.user, at=clock.now(), reason=body.reason)
+            services.drain_node(node_id=node.pk, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_node_detail(request, name))
 
         return answer_once(request, act)
@@ -195,11 +198,11 @@ class NodeResumeView(APIView):
     )
     def post(self, request: Request, name: str) -> Response:
         node = _node(request, name)
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         body = parse_body(request, bodies.WhyIn)
 
         def act() -> Response:
-            services.resume_node(node_id=node.pk, actor=request.user, at=clock.now(), reason=body.reason)
+            services.resume_node(node_id=node.pk, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_node_detail(request, name))
 
         return answer_once(request, act)
@@ -214,7 +217,7 @@ class NodeHealthView(APIView):
     )
     def post(self, request: Request, name: str) -> Response:
         node = _node(request, name)
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         body = parse_body(request, bodies.HealthIn)
 
         def act() -> Response:
@@ -223,7 +226,7 @@ class NodeHealthView(APIView):
                 health=body.health,
                 reason=body.reason,
                 cooldown_s=body.cooldown_s,
-                actor=request.user,
+                actor=person(request),
                 at=clock.now(),
             )
             return Response(_node_detail(request, name))
@@ -236,17 +239,17 @@ def _rendered(of: Callable[[Any], BaseModel]) -> Callable[[Any], dict[str, Any]]
 
 
 def _cluster_for(request: Request) -> Callable[[Cluster], dict[str, Any]]:
-    shows_config = policies.is_admin(request.user)
+    shows_config = policies.is_admin(person(request))
     return lambda row: bodies.ClusterOut.of(row, shows_config=shows_config).model_dump()
 
 
 def _node_detail(request: Request, name: str) -> dict[str, Any]:
-    node = _named(selectors.node_details(request.user), name)
+    node = _named(selectors.node_details(person(request)), name)
     return bodies.NodeDetailOut.with_devices(node, list(node.devices.order_by("index"))).model_dump()
 
 
 def _node(request: Request, name: str) -> Node:
-    node: Node = _named(selectors.nodes_visible_to(request.user), name)
+    node: Node = _named(selectors.nodes_visible_to(person(request)), name)
     return node
 
 

@@ -20,6 +20,7 @@ from apps.inventory.models import POWER_KINDS, Domain, DomainKind
 from apps.power import selectors, services
 from apps.power.api import bodies
 from apps.teams import policies
+from apps.teams.policies import person
 
 _instant: TypeAdapter[datetime] = TypeAdapter(Instant)
 _KINDS = (*POWER_KINDS, DomainKind.COOLING)
@@ -54,13 +55,13 @@ class PowerDomainView(APIView):
     )
     def patch(self, request: Request, name: str) -> Response:
         domain = _domain(name)
-        policies.require_may_set_power(request.user)
+        policies.require_may_set_power(person(request))
         body = parse_body(request, bodies.LimitPatch)
         services.set_limit(
             domain_id=domain.pk,
             changes=body.changes(),
             version=body.version,
-            actor=request.user,
+            actor=person(request),
             at=clock.now(),
             reason=body.reason,
         )
@@ -96,14 +97,14 @@ class PowerReadingsView(APIView):
         responses={201: bodies.ReadingsTakenOut},
     )
     def post(self, request: Request) -> Response:
-        policies.require_may_set_power(request.user)
+        policies.require_may_set_power(person(request))
         body = parse_body(request, bodies.ReadingsIn)
         if body.source == "modelled":
             raise InvalidInput.of("source", "must not be modelled: that is what the model says itself")
 
         def act() -> Response:
             n_new = services.record_readings(
-                readings=body.rows(), actor=request.user, at=clock.now(), source=body.source
+                readings=body.rows(), actor=person(request), at=clock.now(), source=body.source
             )
             return Response({"n_new": n_new}, status=201)
 

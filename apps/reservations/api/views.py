@@ -21,6 +21,7 @@ from apps.reservations import selectors, services
 from apps.reservations.api import bodies
 from apps.reservations.models import Reservation
 from apps.teams import policies
+from apps.teams.policies import person
 
 _AHEAD = timedelta(days=366)
 _MOST_WINDOWS = 20
@@ -47,7 +48,7 @@ class ReservationsView(APIView):
         word = request.query_params.get("cancelled", "false")
         if word not in ("true", "false"):
             raise InvalidInput.of("cancelled", "must be true or false", "wrong_type")
-        rows = selectors.reservation_rows(request.user, ends_after=begin_at, starts_before=end_at)
+        rows = selectors.reservation_rows(person(request), ends_after=begin_at, starts_before=end_at)
         rows = rows.filter(cancelled_at__isnull=word == "false")
         return Response(page(rows, request, order=["starts_at", "id"], render=_rendered(begin_at, end_at)))
 
@@ -58,12 +59,12 @@ class ReservationsView(APIView):
         responses={201: bodies.ReservationOut},
     )
     def post(self, request: Request) -> Response:
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         draft = parse_body(request, bodies.ReservationIn).draft()
 
         def act() -> Response:
             at = clock.now()
-            made = services.create_reservation(draft=draft, actor=request.user, at=at)
+            made = services.create_reservation(draft=draft, actor=person(request), at=at)
             return Response(_rendered(at, at + _AHEAD)(made), status=201)
 
         return answer_once(request, act)
@@ -91,7 +92,7 @@ class ReservationView(APIView):
     @extend_schema(summary="Cancel a reservation", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
         row = _reservation(request, name)
-        services.cancel_reservation(reservation_id=row.pk, actor=request.user, at=clock.now())
+        services.cancel_reservation(reservation_id=row.pk, actor=person(request), at=clock.now())
         return Response(status=204)
 
 
@@ -101,12 +102,14 @@ class ReservationCancelView(APIView):
     )
     def post(self, request: Request, name: str) -> Response:
         row = _reservation(request, name)
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         body = parse_body(request, bodies.CancelIn)
 
         def act() -> Response:
             at = clock.now()
-            services.cancel_reservation(reservation_id=row.pk, actor=request.user, at=at, reason=body.reason)
+            services.cancel_reservation(
+                reservation_id=row.pk, actor=person(request), at=at, reason=body.reason
+            )
             return Response(_rendered(at, at + _AHEAD)(_reservation(request, name)))
 
         return answer_once(request, act)
@@ -121,7 +124,7 @@ def _rendered(begin_at: datetime, end_at: datetime) -> Callable[[Reservation], d
 
 
 def _reservation(request: Request, name: str) -> Reservation:
-    rows = selectors.reservations_visible_to(request.user).select_related("accelerator_type", "created_by")
+    rows = selectors.reservations_visible_to(person(request)).select_related("accelerator_type", "created_by")
     row = None if "\x00" in name else rows.filter(name=name).first()
     if row is None:
         raise NotFound(f"There is no reservation {name!r}.")

@@ -17,6 +17,7 @@ from apps.core.strict import AddressName, Gib, Names, Strict
 from apps.staging import selectors, services
 from apps.staging.models import Dataset
 from apps.teams import policies
+from apps.teams.policies import person
 
 
 class DatasetIn(Strict):
@@ -45,12 +46,12 @@ class DatasetsView(APIView):
     @extend_schema(summary="Data sets", responses=page_schema(DatasetOut))
     def get(self, request: Request) -> Response:
         refuse_unknown_parameters(request)
-        rows = selectors.datasets_visible_to(request.user)
+        rows = selectors.datasets_visible_to(person(request))
         return Response(page(rows, request, order=["name"], render=_rendered))
 
     @extend_schema(summary="Name a data set", request=DatasetIn, responses={201: DatasetOut})
     def post(self, request: Request) -> Response:
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         body = parse_body(request, DatasetIn)
 
         def act() -> Response:
@@ -58,7 +59,7 @@ class DatasetsView(APIView):
                 name=body.name,
                 size_gib=body.size_gib,
                 at_domains=body.at,
-                actor=request.user,
+                actor=person(request),
                 at=clock.now(),
             )
             return Response(_rendered(made), status=201)
@@ -74,15 +75,15 @@ class DatasetView(APIView):
     @extend_schema(summary="Say where the copies lie", request=DatasetPatch, responses=DatasetOut)
     def patch(self, request: Request, name: str) -> Response:
         row = _dataset(request, name)
-        policies.require_may_operate(request.user)
+        policies.require_may_operate(person(request))
         body = parse_body(request, DatasetPatch)
-        services.set_copies(dataset_id=row.pk, at_domains=body.at, actor=request.user, at=clock.now())
+        services.set_copies(dataset_id=row.pk, at_domains=body.at, actor=person(request), at=clock.now())
         return Response(_rendered(_dataset(request, name)))
 
     @extend_schema(summary="Forget a data set", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
         row = _dataset(request, name)
-        services.delete_dataset(dataset_id=row.pk, actor=request.user, at=clock.now())
+        services.delete_dataset(dataset_id=row.pk, actor=person(request), at=clock.now())
         return Response(status=204)
 
 
@@ -91,7 +92,7 @@ def _rendered(row: Dataset) -> dict[str, Any]:
 
 
 def _dataset(request: Request, name: str) -> Dataset:
-    rows = selectors.datasets_visible_to(request.user)
+    rows = selectors.datasets_visible_to(person(request))
     row = None if "\x00" in name else rows.filter(name=name).first()
     if row is None:
         raise NotFound(f"There is no data set {name!r}.")

@@ -12,6 +12,7 @@ from apps.teams.selectors import Owned
 
 Weight = Annotated[Number, Field(gt=0, lt=1e9)]
 Ceiling = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+Scope = Literal["read", "write"]
 Role = Literal["member", "lead"]
 
 
@@ -128,9 +129,7 @@ class MemberOut(Out):
 
 class TokenIn(Strict):
     name: Name
-    scopes: Annotated[list[Literal["read", "write"]], Field(min_length=1, max_length=2)] = Field(
-        default_factory=lambda: ["read", "write"]
-    )
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = ["read", "write"]
     expires_at: Instant | None = None
 
 

@@ -15,12 +15,13 @@ from apps.core.errors import InvalidInput, NotFound
 from apps.teams import policies, selectors, services
 from apps.teams.api import bodies
 from apps.teams.models import Team, User
+from apps.teams.policies import person
 
 
 class MeView(APIView):
     @extend_schema(summary="Who I am, and what I may do", responses=bodies.MeOut)
     def get(self, request: Request) -> Response:
-        user = request.user
+        user = person(request)
         me = bodies.me_out(
             user,
             list(selectors.memberships_of(user)),
@@ -34,7 +35,7 @@ class TokensView(APIView):
     @extend_schema(summary="My tokens", responses=page_schema(bodies.TokenOut))
     def get(self, request: Request) -> Response:
         refuse_unknown_parameters(request)
-        tokens = selectors.tokens_of(request.user).filter(revoked_at=None)
+        tokens = selectors.tokens_of(person(request)).filter(revoked_at=None)
         return Response(page(tokens, request, order=["-id"], render=_rendered(bodies.TokenOut)))
 
     @extend_schema(summary="Make a token", request=bodies.TokenIn, responses={201: bodies.NewTokenOut})
@@ -42,7 +43,7 @@ class TokensView(APIView):
         # The answer is never kept: it holds the secret. So a key does not replay it.
         body = parse_body(request, bodies.TokenIn)
         token, secret = services.create_token(
-            user=request.user,
+            user=person(request),
             name=body.name,
             scopes=body.scopes,
             expires_at=body.expires_at,
@@ -57,7 +58,7 @@ class TokensView(APIView):
 class TokenView(APIView):
     @extend_schema(summary="Revoke a token", responses={204: None})
     def delete(self, request: Request, token_id: int) -> Response:
-        services.revoke_token(token_id=_row_id(token_id), actor=request.user, at=clock.now())
+        services.revoke_token(token_id=_row_id(token_id), actor=person(request), at=clock.now())
         return Response(status=204)
 
 
@@ -69,7 +70,7 @@ class TeamsView(APIView):
     )
     def get(self, request: Request) -> Response:
         refuse_unknown_parameters(request, "parent")
-        teams = selectors.teams_visible_to(request.user).select_related("parent")
+        teams = selectors.teams_visible_to(person(request)).select_related("parent")
         if (parent := request.query_params.get("parent")) is not None:
             teams = teams.filter(parent=_team(request, parent))
         return Response(page(teams, request, order=["name"], render=_rendered(bodies.TeamOut)))
@@ -85,7 +86,7 @@ class TeamsView(APIView):
                 parent=parent,
                 weight=body.weight,
                 priority_ceiling=body.priority_ceiling,
-                actor=request.user,
+                actor=person(request),
                 at=clock.now(),
                 reason=body.reason,
             )
@@ -112,7 +113,7 @@ class TeamView(APIView):
             team_id=team.pk,
             changes=changes,
             version=body.version,
-            actor=request.user,
+            actor=person(request),
             at=clock.now(),
             reason=body.reason,
         )
@@ -120,7 +121,7 @@ class TeamView(APIView):
 
     @extend_schema(summary="Take a team away", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
-        services.delete_team(team_id=_team(request, name).pk, actor=request.user, at=clock.now())
+        services.delete_team(team_id=_team(request, name).pk, actor=person(request), at=clock.now())
         return Response(status=204)
 
 
@@ -151,7 +152,7 @@ class QuotaView(APIView):
             team=team,
             entries=entries,
             version=body.version,
-            actor=request.user,
+            actor=person(request),
             at=clock.now(),
             reason=body.reason,
         )
@@ -170,13 +171,13 @@ class MemberView(APIView):
     @extend_schema(summary="Take a person into a team", request=bodies.MemberIn, responses=bodies.MemberOut)
     def put(self, request: Request, name: str, username: str) -> Response:
         team = _team(request, name)
-        policies.require_lead(request.user, team)
+        policies.require_lead(person(request), team)
         body = parse_body(request, bodies.MemberIn)
         membership = services.set_member(
             team_id=team.pk,
             user=_user(username),
             role=body.role,
-            actor=request.user,
+            actor=person(request),
             at=clock.now(),
             reason=body.reason,
         )
@@ -185,8 +186,8 @@ class MemberView(APIView):
     @extend_schema(summary="Take a person out of a team", responses={204: None})
     def delete(self, request: Request, name: str, username: str) -> Response:
         team = _team(request, name)
-        policies.require_lead(request.user, team)
-        services.remove_member(team_id=team.pk, user=_user(username), actor=request.user, at=clock.now())
+        policies.require_lead(person(request), team)
+        services.remove_member(team_id=team.pk, user=_user(username), actor=person(request), at=clock.now())
         return Response(status=204)
 
 
@@ -195,7 +196,7 @@ def _rendered(out: Any) -> Any:
 
 
 def _team(request: Request, name: str) -> Team:
-    return selectors.team_named(name, viewer=request.user)
+    return selectors.team_named(name, viewer=person(request))
 
 
 def _named_in_body(request: Request, name: str) -> Team:
