@@ -6,6 +6,7 @@ smallest set of rules that do it together.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,13 @@ def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
     return None
 
 
+@cache
+def _rules_without(left_out: frozenset[str]) -> tuple[Rules, Rules]:
+    """The rules that are left; and the same without quota, which is looked at on its own."""
+    rules: Rules = replace(ALL, **dict.fromkeys(left_out, False))
+    return rules, replace(rules, quota=False)
+
+
 class Explainer:
     """Answers for one pass; jobs of one shape, team and length share the answer."""
 
@@ -102,19 +110,19 @@ class Explainer:
         ahead = walk.strictly_behind
         if ahead is not None and ahead is not gang and "priority" not in without:
             return False
-        rules: Rules = replace(ALL, **dict.fromkeys(without, False))
+        rules, placing_rules = _rules_without(without)
         for kind in walk.kinds(gang.shape):
             window = self._window(gang, kind)
             if rules.quota and not walk.within_quota(gang, (window,), kind):
                 continue
-            key = (id(gang.shape), kind, window, replace(rules, quota=False))
+            key = (id(gang.shape), kind, window, placing_rules)
             if key not in self._fits:
                 found = walk.fit(
                     gang,
                     kind,
                     walk.calendar.now,
                     walk.duration_s(gang, kind),
-                    rules=replace(rules, quota=False),
+                    rules=placing_rules,
                     named=False,
                 )
                 self._fits[key] = found is not None
@@ -233,7 +241,7 @@ class Explainer:
         above = above[above < len(head)] if (above < len(head)).any() else np.arange(len(head))
         short = [p for p in above.tolist() if int(head[p]) < need_uw] or above.tolist()
         # The highest domain that is short names the trouble best: everything below it is short for the same reason.
-        worst = max(short, key=lambda p: (int((frame.paths == p).any(axis=1).sum()), -int(head[p]), -p))
+        worst = max(short, key=lambda p: (int(frame.n_under[p]), -int(head[p]), -p))
         domain = frame.domains[int(frame.limited[worst])]
         left_w = max(0.0, int(head[worst]) / 1e6)
         facts = {"domain": domain.name, "kind": domain.kind, "need_w": need_uw / 1e6, "headroom_w": left_w}

@@ -102,6 +102,9 @@ class Frame:
         self.paths: IntArray = np.full((self.n_nodes, width), n_limited, dtype=np.int64)
         for n, p in enumerate(paths):
             self.paths[n, : len(p)] = p
+        self.n_under: IntArray = np.bincount(
+            self.paths.ravel(), minlength=n_limited + 1
+        )  # nodes under each limit
         # The load of a node at rest counts everywhere, also when it has failed: it may come back at any moment.
         rest_w = self.idle_w + self.n_devices * np.array([k.idle_w for k in self.kinds] or [0.0])[self.kind]
         self.rest = micro(rest_w)
