@@ -7,6 +7,7 @@ by side; nothing depends on it, since launches carry fences and reports change n
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -170,6 +171,7 @@ def _wanted(cluster: Cluster, at: datetime) -> dict[int, Wanted]:
         )
         if desired == Desired.RUN and _is_overdue(started, time_limit_s, at):
             jobs.request_time_limit_stop(allocation_id=id_, at=at)
+            wanted[id_] = replace(wanted[id_], stop_cause=Cause.TIME_LIMIT)
     return wanted
 
 

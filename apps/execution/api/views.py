@@ -13,6 +13,7 @@ from apps.jobs import selectors as jobs
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.models import Allocation, Job
 from apps.teams.models import User
+from apps.teams.policies import person
 
 _MOST_BYTES = 1024 * 1024
 _DEFAULT_BYTES = 64 * 1024
@@ -46,7 +47,7 @@ class JobLogsView(APIView):
     )
     def get(self, request: Request, job_id: int) -> Response:
         refuse_unknown_parameters(request, "stream", "rank", "offset", "attempt")
-        job = _readable(_user(request), job_id)
+        job = _readable(person(request), job_id)
         stream = request.query_params.get("stream", "stdout")
         rank = _number(request, "rank", 0, 0, 2**31 - 1)
         offset = _number(request, "offset", 0, 0, 2**62)
@@ -99,9 +100,3 @@ def _number(request: Request, name: str, default: int, least: int, most: int) ->
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
         raise InvalidInput.of(name, f"must be a whole number from {least} to {most}", "out_of_range")
     return int(text)
-
-
-def _user(request: Request) -> User:
-    """Who is calling; the permission class lets nobody else in."""
-    assert isinstance(request.user, User)
-    return request.user
