@@ -925,7 +925,8 @@ def _locked_allocation(allocation_id: int, fence: int | None) -> tuple[Job, Allo
     job_id = Allocation.objects.filter(pk=allocation_id).values_list("job_id", flat=True).first()
     if job_id is None:
         raise Stale("There is no such allocation.", job_id=0)
-    job = _locked(job_id)
+    # Without the people around it and what it runs: execution reports thousands of these.
+    job = Job.objects.select_for_update().defer("private").get(pk=job_id)
     allocation = Allocation.objects.select_for_update().get(pk=allocation_id)
     if fence is not None and allocation.fence != fence:
         raise Stale(f"The allocation's fence is {allocation.fence}, not {fence}.", job_id=job_id)

@@ -21,7 +21,7 @@ from apps.jobs.errors import NoSuchJob
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job
 from apps.jobs.spec import JobRequest
-from apps.teams.models import User
+from apps.teams.policies import person
 
 _REASONS = (
     "held", "dependency", "not_before", "quota", "resources", "topology", "power", "reservation", "staging",
@@ -55,7 +55,7 @@ class JobsView(APIView):
     def get(self, request: Request) -> Response:
         refuse_unknown_parameters(request, *_FILTERS)
         order = order_of(request, dict(selectors.ORDERS), "newest")
-        rows = selectors.queue_rows(_user(request), _filters(request))
+        rows = selectors.queue_rows(person(request), _filters(request))
         at = clock.now()
         return Response(page(rows, request, order=order, render=lambda job: bodies.job_out(job, at)))
 
@@ -70,7 +70,7 @@ class JobsView(APIView):
         body = parse_body(request, JobRequest)
 
         def act() -> Response:
-            job = services.submit_job(request=body, actor=_user(request), at=clock.now())
+            job = services.submit_job(request=body, actor=person(request), at=clock.now())
             where = reverse("job", args=[job.pk], request=request)
             return Response(_detail(request, job), status=201, headers={"Location": where})
 
@@ -88,7 +88,9 @@ class JobsBulkView(APIView):
         body = parse_body(request, bodies.BulkIn)
 
         def act() -> Response:
-            jobs = services.submit_jobs(requests=body.jobs, actor=_user(request), at=clock.now(), path="jobs")
+            jobs = services.submit_jobs(
+                requests=body.jobs, actor=person(request), at=clock.now(), path="jobs"
+            )
             return Response({"items": [bodies.job_id_out(job) for job in jobs]}, status=201)
 
         return answer_once(request, act)
@@ -109,7 +111,7 @@ class JobView(APIView):
         body = parse_body(request, bodies.JobPatchIn)
         job = services.update_job(
             job_id=job_id,
-            actor=_user(request),
+            actor=person(request),
             at=clock.now(),
             priority=body.priority,
             time_limit_s=body.time_limit,
@@ -131,7 +133,7 @@ class JobStopView(APIView):
         body = parse_body(request, bodies.WhyIn)
 
         def act() -> Response:
-            job = services.stop_job(job_id=job_id, actor=_user(request), at=clock.now(), reason=body.reason)
+            job = services.stop_job(job_id=job_id, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_detail(request, job), status=202)
 
         return answer_once(request, act)
@@ -149,7 +151,7 @@ class JobHoldView(APIView):
         body = parse_body(request, bodies.WhyIn)
 
         def act() -> Response:
-            job = services.hold_job(job_id=job_id, actor=_user(request), at=clock.now(), reason=body.reason)
+            job = services.hold_job(job_id=job_id, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_detail(request, job))
 
         return answer_once(request, act)
@@ -167,7 +169,7 @@ class JobReleaseView(APIView):
         parse_body(request, NoBody)
 
         def act() -> Response:
-            job = services.release_job(job_id=job_id, actor=_user(request), at=clock.now())
+            job = services.release_job(job_id=job_id, actor=person(request), at=clock.now())
             return Response(_detail(request, job))
 
         return answer_once(request, act)
@@ -213,7 +215,7 @@ def _event(event: Event) -> dict[str, Any]:
 
 def _visible(request: Request, job_id: int) -> Job:
     """A job this person may see."""
-    rows = selectors.jobs_visible_to(_user(request)).select_related(
+    rows = selectors.jobs_visible_to(person(request)).select_related(
         "team", "user", "cluster", "reason", "array", "held_by"
     )
     job = rows.filter(pk=job_id).first()
@@ -225,7 +227,7 @@ def _visible(request: Request, job_id: int) -> Job:
 def _known(request: Request, job_id: int) -> Job:
     """A job whose business this person may know; for others its actions and its history are not there."""
     job = _visible(request, job_id)
-    if not selectors.may_see_private(_user(request), job):
+    if not selectors.may_see_private(person(request), job):
         raise NoSuchJob(job_id=job_id)
     return job
 
@@ -242,7 +244,7 @@ def _detail(request: Request, job: Job) -> dict[str, Any]:
     return bodies.job_detail_out(
         job,
         clock.now(),
-        shows_private=selectors.may_see_private(_user(request), job),
+        shows_private=selectors.may_see_private(person(request), job),
         after=sorted(job.dependencies.values_list("after_id", flat=True)),
         allocation=_last_allocation(job),
     )
@@ -275,9 +277,3 @@ def _word(request: Request, name: str) -> str:
     if len(word) > 200 or "\x00" in word:
         raise InvalidInput.of(name, "is not a name")
     return word
-
-
-def _user(request: Request) -> User:
-    """Who is calling; the permission class lets nobody else in."""
-    assert isinstance(request.user, User)
-    return request.user

@@ -16,7 +16,7 @@ from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
 from apps.scheduling import selectors, services
 from apps.scheduling.api import bodies
-from apps.teams.models import User
+from apps.teams.policies import person
 
 _MOST_FORECASTS = 50
 
@@ -30,14 +30,14 @@ class JobPreviewView(APIView):
     )
     def post(self, request: Request) -> Response:
         body = parse_body(request, JobRequest)
-        preview = services.preview(request=body, actor=_user(request), at=clock.now())
+        preview = services.preview(request=body, actor=person(request), at=clock.now())
         return Response(bodies.PreviewOut.of(preview).model_dump())
 
 
 class JobReasonsView(APIView):
     @extend_schema(summary="Why a job waits, and when it is expected to start", responses=bodies.ReasonsOut)
     def get(self, request: Request, job_id: int) -> Response:
-        job = jobs_visible_to(_user(request)).filter(pk=job_id).first()
+        job = jobs_visible_to(person(request)).filter(pk=job_id).first()
         if job is None:
             raise NoSuchJob(job_id=job_id)
         forecasts = list(job.forecasts.order_by("-made_at", "-id")[:_MOST_FORECASTS])
@@ -126,9 +126,3 @@ def _instant(request: Request, name: str) -> datetime | None:
     if at is None or at.tzinfo is None or not 1970 < at.year < 2300:
         raise InvalidInput.of(name, "must be a date and time with its zone, such as 2026-03-01T08:00:00Z")
     return at
-
-
-def _user(request: Request) -> User:
-    """Who is calling; the permission class lets nobody else in."""
-    assert isinstance(request.user, User)
-    return request.user
