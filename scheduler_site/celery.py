@@ -61,6 +61,7 @@ app.conf.update(
     task_default_queue=ROLLUPS,
     task_routes={
         "scheduling.rollup": {"queue": ROLLUPS},
+        "scheduling.feed_demo": {"queue": ROLLUPS},
         "execution.prune_logs": {"queue": ROLLUPS},
         "scheduling.*": {"queue": PLANNING},
         "execution.*": {"queue": EXECUTION},
@@ -71,6 +72,7 @@ app.conf.update(
         "plan": _beat("scheduling.run_pass", every_s=1.0),  # goes home unless a time boundary was crossed
         "reconcile": _beat("execution.reconcile", every_s=1.0),
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
+        "feed the demo": _beat("scheduling.feed_demo", every_s=30.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
         "prune logs": _beat("execution.prune_logs", every_s=3600.0),
     },

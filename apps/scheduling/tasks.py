@@ -4,6 +4,7 @@ from celery import shared_task
 
 from apps.core import clock
 from apps.scheduling import services
+from apps.scheduling.demo import work
 
 
 @shared_task(name="scheduling.run_pass", ignore_result=True)
@@ -14,3 +15,8 @@ def run_pass() -> None:
 @shared_task(name="scheduling.rollup", ignore_result=True)
 def rollup() -> None:
     services.roll_up(at=clock.now())
+
+
+@shared_task(name="scheduling.feed_demo", ignore_result=True)
+def feed_demo() -> None:
+    work.feed(clock.now())
