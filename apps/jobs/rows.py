@@ -32,8 +32,11 @@ def insert(objects: Sequence[Model]) -> None:
         )
         for one, (number,) in zip(objects, cursor.fetchall(), strict=True):
             one.pk = number
-        columns: list[list[Any]] = [[one.pk for one in objects], *(_values(field, objects) for field in fields)]
-        copy_in(cursor, meta.db_table, [field.column for field in (pk, *fields)], columns)
+        columns: list[list[Any]] = [
+            [one.pk for one in objects],
+            *(_values(field, objects) for field in fields),
+        ]
+        copy_in(cursor, meta.db_table, [str(field.column) for field in (pk, *fields)], columns)
     for one in objects:
         one._state.adding = False
         one._state.db = connection.alias
