@@ -1,6 +1,6 @@
 """Whether what a new reservation promises is still there to be promised."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -87,8 +87,14 @@ def conflicts(wanted: Wanted, booked: Sequence[Booked], facility: Facility) -> l
     that type that nobody named.
     """
     found: list[Conflict] = []
-    for window in wanted.windows:
-        beside = [one for one in booked if window.overlaps(Window(one.starts_at, one.ends_at))]
+    to_come = deque(sorted(booked, key=lambda one: one.starts_at))
+    beside: list[Booked] = []
+    for (
+        window
+    ) in wanted.windows:  # in order of time: what has ended before one of them is never looked at again
+        while to_come and to_come[0].starts_at < window.ends_at:
+            beside.append(to_come.popleft())
+        beside = [one for one in beside if one.ends_at > window.starts_at]
         found += _shared_nodes(wanted, window, beside, facility)
         found += _amounts(wanted, window, beside, facility)
         if len(found) >= MAX_CONFLICTS:

@@ -128,6 +128,11 @@ def _as_local(rule: str, zone: ZoneInfo) -> str:
         raise BadRule(
             "must not number weekdays (as 2MO does) with FREQ=DAILY or WEEKLY, or beside BYMONTHDAY"
         )
+    # With steps of 7 days, or of 12 months, these could come true never; the other frequency says the same.
+    if frequency == "DAILY" and "BYDAY" in parts and parts.get("INTERVAL", "1") != "1":
+        raise BadRule("must not have BYDAY and INTERVAL with FREQ=DAILY; FREQ=WEEKLY has both")
+    if frequency == "MONTHLY" and "BYMONTH" in parts and parts.get("INTERVAL", "1") != "1":
+        raise BadRule("must not have BYMONTH and INTERVAL with FREQ=MONTHLY; FREQ=YEARLY has both")
     if "BYSETPOS" in parts:
         _numbers(parts, "BYSETPOS", 4, is_signed=True)
         if frequency != "MONTHLY" or "BYDAY" not in parts or has_nth_day or month_days:
