@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Max
+from django.db.models import Exists, Max, OuterRef
 from django.utils.module_loading import import_string
 
 from apps.events.services import EventRow, record_many
@@ -171,7 +171,12 @@ class _Names:
 
     def __init__(self, requests: Sequence[JobRequest]) -> None:
         teams = {request.team for request in requests}
-        self.teams = {team.name: team for team in Team.objects.filter(name__in=teams)}
+        self.teams = {
+            team.name: team
+            for team in Team.objects.filter(name__in=teams).annotate(
+                is_inner=Exists(Team.objects.filter(parent=OuterRef("pk")))
+            )
+        }
         clusters = {request.cluster for request in requests if request.cluster is not None}
         self.clusters = {c.name: c for c in Cluster.objects.filter(name__in=clusters)} if clusters else {}
         kinds = {
@@ -198,9 +203,6 @@ class _Names:
         after = {job_id for request in requests for job_id in request.after}
         self.jobs = Job.objects.only("id", "team_id", "state").in_bulk(after) if after else {}
         self._may_submit = cache(policies.may_submit_to)
-        self._inner = frozenset(
-            Team.objects.filter(parent__in=self.teams.values()).values_list("parent_id", flat=True)
-        )
 
     def faults(self, index: int, request: JobRequest, actor: User, at: datetime) -> Iterable[Fault]:
         team = self.teams.get(request.team)
@@ -208,7 +210,7 @@ class _Names:
             # One answer for both: whether the team exists is not told.
             yield Fault("team", "unknown_team", "is not a team you may submit to", index)
             return
-        if team.pk in self._inner:
+        if team.is_inner:
             yield Fault("team", "not_a_leaf", f"{team.name} has teams below it; name one of those", index)
         try:
             policies.require_within_ceiling(actor, team, request.priority)

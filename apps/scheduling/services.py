@@ -21,7 +21,7 @@ from apps.power.models import PowerReading
 from apps.scheduling import admission, apply, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
-from apps.scheduling.models import Pass, UtilizationSample
+from apps.scheduling.models import Forecast, Pass, UtilizationSample
 from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
 from apps.teams.models import Team, User
 
@@ -33,6 +33,8 @@ _LOOK_AGAIN: Final = timedelta(minutes=5)
 _TRY_AGAIN: Final = timedelta(seconds=1)
 _AFTER_REFUSAL: Final = timedelta(seconds=60)
 _MOST_FAULTS: Final = 100
+_KEPT_PASSES: Final = 100_000
+_KEPT_FORECASTS: Final = timedelta(days=90)
 _log = logging.getLogger(__name__)
 
 
@@ -261,6 +263,7 @@ def reason_as_json(wait: Wait) -> dict[str, Any]:
 @transaction.atomic
 def roll_up(*, at: datetime) -> None:
     """Keep one sample a minute of what devices do and of what the domains are modelled to draw. Twice is once."""
+    _forget_old(at)
     minute = at.replace(second=0, microsecond=0)
     taken = take_snapshot(at)
     UtilizationSample.objects.bulk_create(_samples(taken, minute), ignore_conflicts=True)
@@ -284,6 +287,14 @@ def roll_up(*, at: datetime) -> None:
         ],
         ignore_conflicts=True,
     )
+
+
+def _forget_old(at: datetime) -> None:
+    """Drop what nobody looks back to: all but the last passes, and old forecasts. Refused passes stay."""
+    newest = Pass.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    Pass.objects.filter(pk__lt=newest - _KEPT_PASSES, is_refused=False).delete()
+    if at.minute == 0:  # reads them all
+        Forecast.objects.filter(made_at__lt=at - _KEPT_FORECASTS).delete()
 
 
 def _in_trees(taken: Taken) -> "np.ndarray[Any, np.dtype[np.bool_]]":

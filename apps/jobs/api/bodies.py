@@ -211,9 +211,9 @@ class JobEventOut(Out):
     data: dict[str, Any]
 
 
-def job_out(job: Job, at: datetime) -> dict[str, Any]:
-    """A JobOut. Plain dictionaries: a page has a thousand of these."""
-    found = getattr(job, "reason", None) if job.state == State.QUEUED else None
+def job_out(job: Job, at: datetime, *, is_new: bool = False) -> dict[str, Any]:
+    """A JobOut. Plain dictionaries: a page has a thousand of these. No pass has looked at a new job."""
+    found = getattr(job, "reason", None) if job.state == State.QUEUED and not is_new else None
     reason: dict[str, Any] | None = None
     if found is not None:
         reason = {
@@ -264,7 +264,13 @@ def _array(job: Job) -> dict[str, Any] | None:
 
 
 def job_detail_out(
-    job: Job, at: datetime, *, shows_private: bool, after: Sequence[int], allocation: dict[str, Any] | None
+    job: Job,
+    at: datetime,
+    *,
+    shows_private: bool,
+    after: Sequence[int],
+    allocation: dict[str, Any] | None,
+    is_new: bool = False,
 ) -> dict[str, Any]:
     """A JobDetailOut."""
     asked = {name: job.spec.get(name, default) for name, default in _DEFAULTS.items()}
@@ -273,7 +279,7 @@ def job_detail_out(
     private = job.private if shows_private else {}
     return {
         **asked,
-        **job_out(job, at),
+        **job_out(job, at, is_new=is_new),
         "runtime": job.runtime_s,
         "after": list(after),
         "not_before": job.not_before_at,

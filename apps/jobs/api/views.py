@@ -72,7 +72,10 @@ class JobsView(APIView):
         def act() -> Response:
             job = services.submit_job(request=body, actor=person(request), at=clock.now())
             where = reverse("job", args=[job.pk], request=request)
-            return Response(_detail(request, job), status=201, headers={"Location": where})
+            # A job that was just made waits for what it names, runs nowhere, and is its submitter's to see.
+            is_new = job.state == State.QUEUED
+            answer = _detail_of_new(job, body) if is_new else _detail(request, job)
+            return Response(answer, status=201, headers={"Location": where})
 
         return answer_once(request, act)
 
@@ -247,6 +250,13 @@ def _detail(request: Request, job: Job) -> dict[str, Any]:
         shows_private=selectors.may_see_private(person(request), job),
         after=sorted(job.dependencies.values_list("after_id", flat=True)),
         allocation=_last_allocation(job),
+    )
+
+
+def _detail_of_new(job: Job, body: JobRequest) -> dict[str, Any]:
+    after = sorted(body.after)
+    return bodies.job_detail_out(
+        job, clock.now(), shows_private=True, after=after, allocation=None, is_new=True
     )
 
 

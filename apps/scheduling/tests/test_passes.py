@@ -205,6 +205,23 @@ def test_a_limit_that_changed_meanwhile_undoes_the_plan(monkeypatch):
     assert Reason.objects.get().code == "power"
 
 
+def test_what_happens_during_a_pass_is_seen_by_whoever_runs_it(monkeypatch):
+    fleet(1, 2), (ours := team())
+    me = person(ours)
+    job(ours, me)
+    real, n_checks = services.checker.check, []
+
+    def somebody_submits(*arguments):
+        n_checks.append(1)
+        if len(n_checks) == 1:
+            job(ours, me)
+        return real(*arguments)
+
+    monkeypatch.setattr(services.checker, "check", somebody_submits)
+    services.run_pass(at=NOON)
+    assert Job.objects.filter(state=State.STARTING).count() == 2
+
+
 def test_one_pass_at_a_time():
     fleet(2, 8), (ours := team())
     me = person(ours)
