@@ -1,7 +1,8 @@
 from celery import shared_task
+from celery.signals import worker_ready
 
 from apps.core import clock
-from apps.execution import services
+from apps.execution import bell, services
 
 
 @shared_task(name="execution.reconcile", ignore_result=True)
@@ -12,3 +13,6 @@ def reconcile() -> None:
 @shared_task(name="execution.prune_logs", ignore_result=True)
 def prune_logs() -> None:
     services.prune_logs(at=clock.now())
+
+
+worker_ready.connect(bell.listen_in_worker)
