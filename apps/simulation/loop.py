@@ -36,7 +36,7 @@ from apps.simulation.fair_use import DecayedUse
 from apps.simulation.losses import DRAINED, FAILED, RESERVED, USABLE, Ledger
 from apps.simulation.meter import PowerMeter
 from apps.simulation.replay.heap import Agenda, exact, plain
-from apps.simulation.replay.progress import Attempt, full_pace_length_s
+from apps.simulation.replay.progress import Attempt, declared_work_s
 from apps.simulation.scenario import Cancel, NodeEvent, SetPowerLimit, SetQuota
 from apps.simulation.world import SimJob, World, entitlement_of
 
@@ -190,6 +190,7 @@ class Simulation:
         self._booked_nodes = [frozenset(booking.nodes) for booking in world.bookings]
         self._built_limits = [domain.limit_w for domain in self.facility.domains]
         self._roomiest = self.facility
+        self._proofs: dict[tuple[int, int], Impossible | None] = {}
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -203,6 +204,8 @@ class Simulation:
         for booking in self.world.bookings:
             for at_s in (booking.start_s, booking.end_s):
                 self._look_again(at_s)
+            for node in booking.nodes:
+                self._restate(node)
         self._judge()
         until = self.world.scenario.until
         while self.agenda and (until is None or self.agenda.next_s < until):
@@ -306,13 +309,20 @@ class Simulation:
         if life.is_doomed:
             self._never(life)
             return
-        impossible = self.engine.prove_impossible(self._roomiest, self.teams, life.gang)
+        impossible = self._prove_impossible(life.gang)
         if impossible is not None:
             life.state, life.code, life.reason = "rejected", impossible.code, impossible.sentence
             self._say("reject", life.job, code=impossible.code, reason=impossible.sentence)
             self._over(life, has_succeeded=False)
             return
         self._enqueue(life)
+
+    def _prove_impossible(self, gang: Gang) -> Impossible | None:
+        # Jobs of one shape fit or fail together; the answer changes with the facility alone.
+        key = (id(self._roomiest), id(gang.shape))
+        if key not in self._proofs:
+            self._proofs[key] = self.engine.prove_impossible(self._roomiest, self.teams, gang)
+        return self._proofs[key]
 
     def _enqueue(self, life: Life, *, retry_s: float = -inf) -> None:
         """Tell the engine of a waiting job as it stands now."""
@@ -321,8 +331,8 @@ class Simulation:
         work_s = inf
         if job.limit is None:
             restart_s = ZERO if job.saving is None or not life.n_attempts else job.saving.restart_s
-            left = full_pace_length_s(job.runtime - life.done_s, restart_s=restart_s, saving=job.saving)
-            work_s = float(left)
+            left_s = job.runtime - life.done_s
+            work_s = float(declared_work_s(left_s, restart_s=restart_s, saving=job.saving, paces=job.paces))
         life.gang = replace(
             job.gang,
             limit_s=limit_s,
@@ -490,6 +500,7 @@ class Simulation:
             for domain, built in zip(domains, self._built_limits, strict=True)
         ]
         self._roomiest = replace(self.facility, domains=tuple(roomiest))
+        self._proofs.clear()
 
     def _fail(self, node: int) -> None:
         if self.is_failed[node]:

@@ -24,10 +24,11 @@ from apps.scheduling.engine.facts import (
 )
 from apps.simulation.canonical import CanonicalOrder, canonical_order
 from apps.simulation.replay.heap import exact
-from apps.simulation.replay.progress import Saving, full_pace_length_s
+from apps.simulation.replay.progress import Saving, declared_work_s
 from apps.simulation.scenario import EventRow, NodeRow, Scenario, TeamRow
 
 ZERO: Final = Fraction(0)
+MAX_PACES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class SimJob:
     limit: Fraction | None
     saving: Saving | None
     after: tuple[int, ...]
+    paces: tuple[Fraction, ...]  # at which it may come to run
     device_steps: int  # millionths of devices it holds
 
 
@@ -83,7 +85,7 @@ def build_world(scenario: Scenario) -> World:
         labels = order.labels if any(row.teams for row in scenario.reservations) else ()
         team_at = {label: position for position, label in enumerate(labels)}
     bookings, booking_at = _bookings(scenario, order, node_at, kind_at, team_at)
-    jobs = _jobs(scenario, order, kind_at, team_at, booking_at)
+    jobs = _jobs(scenario, order, kind_at, team_at, booking_at, facility)
     return World(
         scenario=scenario,
         facility=facility,
@@ -233,6 +235,7 @@ def _jobs(
     kind_at: Mapping[str, int],
     team_at: Mapping[str, int],
     booking_at: Mapping[str, int],
+    facility: Facility,
 ) -> tuple[SimJob, ...]:
     position_of = {scenario.jobs[row].name: position for position, row in enumerate(order.jobs)}
     user_at = {name: position for position, name in enumerate(order.users)}
@@ -241,6 +244,7 @@ def _jobs(
     speed = {kind_at[kind.name]: kind.speed for kind in scenario.types}
     anything = sorted(memory, key=lambda kind: (-speed[kind], memory[kind], kind))
     shapes: dict[tuple[object, ...], Shape] = {}
+    paces_of = _Paces(facility)
     ask_of = _AskMaker(kind_at, memory, anything)
     jobs = []
     for position, index in enumerate(order.jobs):
@@ -250,7 +254,8 @@ def _jobs(
         shape = shapes.setdefault((asks, booking), Shape(asks, reservation=booking))
         saving = _saving(row)
         runtime = exact(row.runtime)
-        work_s = full_pace_length_s(runtime, restart_s=ZERO, saving=saving)
+        job_paces = paces_of(asks[0].kinds, row.n_devices > 0)
+        work_s = declared_work_s(runtime, restart_s=ZERO, saving=saving, paces=job_paces)
         gang = Gang(
             id=position,
             name=row.name,
@@ -280,6 +285,7 @@ def _jobs(
                 limit=None if row.time_limit is None else exact(row.time_limit),
                 saving=saving,
                 after=tuple(position_of[name] for name in row.after),
+                paces=job_paces,
                 device_steps=sum(
                     group.preferred_replicas * (group.whole_devices * 1_000_000 + group.share_steps)
                     for group in row.all_groups
@@ -287,6 +293,30 @@ def _jobs(
             )
         )
     return tuple(jobs)
+
+
+class _Paces:
+    """At which paces a job may come to run, by the types it accepts."""
+
+    def __init__(self, facility: Facility) -> None:
+        self._speeds = sorted(set(zip(facility.kind.tolist(), facility.speed.tolist(), strict=True)))
+        self._kinds = facility.kinds
+        self._known: dict[tuple[tuple[int, ...], bool], tuple[Fraction, ...]] = {}
+
+    def __call__(self, kinds: tuple[int, ...], holds_devices: bool) -> tuple[Fraction, ...]:
+        key = (kinds, holds_devices)
+        if key not in self._known:
+            paces = sorted(
+                {
+                    exact(speed) * (exact(self._kinds[kind].speed) if holds_devices else 1)
+                    for kind, speed in self._speeds
+                    if kind in kinds or not kinds
+                }
+            )
+            # Where nearly every node has a pace of its own, a sample from the slowest to the fastest will do.
+            step = max(1, len(paces) // MAX_PACES)
+            self._known[key] = tuple(paces[::step] + paces[-1:])
+        return self._known[key]
 
 
 def _saving(row: ScenarioJob) -> Saving | None:

@@ -5,6 +5,7 @@ checkpoint of `cost_s` in which no work is done; none is written at the very end
 Exact: all numbers are fractions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -93,6 +94,13 @@ class Attempt:
         return Split(kept_s - starting_s - checkpoint_s, starting_s, checkpoint_s, rework_s)
 
 
-def full_pace_length_s(work_s: Fraction, *, restart_s: Fraction, saving: Saving | None) -> Fraction:
-    """Running time the rest of a job takes at full pace, checkpoints and restart included."""
-    return Attempt(work_s, Fraction(1), restart_s, saving).length_s
+def declared_work_s(
+    work_s: Fraction, *, restart_s: Fraction, saving: Saving | None, paces: Sequence[Fraction]
+) -> Fraction:
+    """Work to tell a planner that divides it by the pace, so that checkpoints and restart are never left out.
+
+    Exact where all paces are equal; with several, the smallest number that is short at none of them.
+    """
+    if saving is None:
+        return work_s
+    return max(pace * Attempt(work_s, pace, restart_s, saving).length_s for pace in paces or (Fraction(1),))
