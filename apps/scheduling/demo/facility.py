@@ -136,8 +136,8 @@ def _limit(site: Domain, halls: list[Domain], rows: list[Domain], racks: list[Do
         power.set_limit(domain_id=domain.pk, changes=hard, actor=None, at=at, reason="as built")
 
     limit(site, 2_900_000.0, overhead_fixed_w=110_000.0, overhead_k=1.12)
-    for hall in halls:
-        limit(hall, 1_300_000.0)
+    for hall, limit_w in zip(halls, (1_420_000.0, 1_080_000.0), strict=True):
+        limit(hall, limit_w)
     for row in rows:
         limit(row, 360_000.0)
     for rack in racks:

@@ -1,7 +1,7 @@
 """What comes: when running work gives devices back, what is booked, and what has been promised to waiting jobs."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -24,74 +24,75 @@ class _Coming:
     _DEVICES = ("devices", "taken")
     _QUOTA = ("kinds", "steps")
 
-    def __init__(self, charges: list[Charge], ends: list[float], bookings: list[tuple[int, ...]]) -> None:
-        self.charges, self.bookings = charges, bookings
-        self.times: FloatArray = np.array(ends, dtype=np.float64)
-        order = np.argsort(self.times, kind="stable")
-        self.times = self.times[order]
-        self.signs: IntArray = np.full(len(charges), -1, dtype=np.int64)
-        self.which: IntArray = order.astype(np.int64)
-        self._block: tuple[IntArray, ...] | None = None
+    def __init__(self) -> None:
+        self.charges: list[Charge] = []
+        self.bookings: list[tuple[int, ...]] = []
+        self._times: FloatArray = np.zeros(0)
+        self._signs: IntArray = np.zeros(0, dtype=np.int64)
+        self._which: IntArray = np.zeros(0, dtype=np.int64)
+        self._fresh: list[tuple[float, int, int]] = []  # (time, sign, charge) not yet in the timeline
+        self._block: tuple[IntArray, ...] = ()
+        self._n_in_block = 0
 
     def add(self, charge: Charge, bookings: tuple[int, ...]) -> int:
         """Take in a charge; its position."""
-        block = self.block()
         self.charges.append(charge)
         self.bookings.append(bookings)
-        # One charge more: cheaper than laying out all of them again.
-        self._block = tuple(
-            np.append(array, more(array)) for array, more in zip(block, self._more(charge), strict=True)
-        )
         return len(self.charges) - 1
-
-    def _more(self, charge: Charge) -> list[Callable[[IntArray], IntArray | int]]:
-        def next_of(field: str) -> Callable[[IntArray], int]:
-            return lambda first: int(first[-1]) + len(getattr(charge, field))
-
-        def flat(field: str) -> Callable[[IntArray], IntArray]:
-            values: IntArray = getattr(charge, field)
-            return lambda _: values
-
-        return [
-            next_of("nodes"),
-            *(flat(f) for f in self._SHARES),
-            next_of("devices"),
-            *(flat(f) for f in self._DEVICES),
-            lambda _: charge.team,
-            next_of("kinds"),
-            *(flat(f) for f in self._QUOTA),
-        ]
 
     def at(self, at_s: float, sign: int, charge: int) -> None:
         """At that instant the charge is taken (1) or given back (-1, which comes first among equals)."""
-        position = int(np.searchsorted(self.times, at_s, side="left" if sign < 0 else "right"))
-        self.times = np.insert(self.times, position, at_s)
-        self.signs = np.insert(self.signs, position, sign)
-        self.which = np.insert(self.which, position, charge)
+        self._fresh.append((at_s, sign, charge))
+
+    def timeline(self) -> tuple[FloatArray, IntArray, IntArray]:
+        """(times, signs, charges) in order of time."""
+        if self._fresh:
+            times, signs, which = zip(*self._fresh, strict=True)
+            self._fresh = []
+            all_times = np.concatenate([self._times, times])
+            all_signs = np.concatenate([self._signs, signs])
+            all_which = np.concatenate([self._which, which])
+            order = np.lexsort((all_signs, all_times))
+            self._times, self._signs, self._which = all_times[order], all_signs[order], all_which[order]
+        return self._times, self._signs, self._which
 
     def block(self) -> tuple[IntArray, ...]:
         """Charges as flat arrays, in the order in which the kernel wants them."""
-        if self._block is None:
-            charges = self.charges
-
-            def first(field: str) -> IntArray:
-                return np.concatenate([[0], np.cumsum([len(getattr(c, field)) for c in charges])]).astype(
-                    np.int64
-                )
-
-            def flat(field: str) -> IntArray:
-                return np.concatenate([getattr(c, field) for c in charges] or [np.zeros(0, dtype=np.int64)])
-
-            self._block = (
-                first("nodes"),
-                *(flat(f) for f in self._SHARES),
-                first("devices"),
-                *(flat(f) for f in self._DEVICES),
-                np.array([c.team for c in charges], dtype=np.int64),
-                first("kinds"),
-                *(flat(f) for f in self._QUOTA),
-            )
+        new = self.charges[self._n_in_block :]
+        if new or not self._block:
+            self._n_in_block = len(self.charges)
+            more = self._lay_out(new)
+            self._block = _joined(self._block, more) if self._block else more
         return self._block
+
+    def _lay_out(self, charges: list[Charge]) -> tuple[IntArray, ...]:
+        def first(field: str) -> IntArray:
+            lengths = np.cumsum([len(getattr(c, field)) for c in charges], dtype=np.int64)
+            return np.concatenate([np.zeros(1, dtype=np.int64), lengths])
+
+        def flat(field: str) -> IntArray:
+            return np.concatenate([getattr(c, field) for c in charges] or [np.zeros(0, dtype=np.int64)])
+
+        return (
+            first("nodes"),
+            *(flat(f) for f in self._SHARES),
+            first("devices"),
+            *(flat(f) for f in self._DEVICES),
+            np.array([c.team for c in charges], dtype=np.int64),
+            first("kinds"),
+            *(flat(f) for f in self._QUOTA),
+        )
+
+
+# Which of the arrays above are bounds (`first`), in their order.
+_BOUNDS = (0, 6, 10)
+
+
+def _joined(old: tuple[IntArray, ...], more: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+    return tuple(
+        np.concatenate([a, b[1:] + a[-1]]) if i in _BOUNDS else np.concatenate([a, b])
+        for i, (a, b) in enumerate(zip(old, more, strict=True))
+    )
 
 
 Window = tuple[int, tuple[int, ...]]  # pinches before its end, and the bookings it may not use that it meets
@@ -116,17 +117,14 @@ class Calendar:
         self._promised: set[int] = set()  # charges that are promises
         self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
-        charges, ends, bookings = [], [], []
+        self._coming = _Coming()
         for running in snapshot.running:
             charge = charge_of(frame, running.gang, running.placing)
             allowed = self.allowed(running.gang)
             self.now.charge(frame, tree, charge, 1, allowed)
             if running.ends_s != inf:
                 end = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
-                charges.append(charge)
-                ends.append(end)
-                bookings.append(allowed)
-        self._coming = _Coming(charges, ends, bookings)
+                self._coming.at(end, -1, self._coming.add(charge, allowed))
         self.pinches: list[State] = []
         self._pool = Pool(frame, tree, self.now)
         self.booked_nodes: list[IntArray] = []
@@ -227,18 +225,18 @@ class Calendar:
     ) -> tuple[int, int]:
         """Move a state on; see kernels.advance."""
         coming, frame, tree = self._coming, self.frame, self.tree
+        times, signs, which = coming.timeline()
         move: Any = advance  # its arguments come in blocks
         after, free = move(
-            i, coming.times, coming.signs, coming.which, *coming.block(),
+            i, times, signs, which, *coming.block(),
             state.whole, state.dev, state.cpu, state.mem, state.head, state.use,
             frame.node_of_device, frame.paths, tree.parents, tree.kept, useful, need, until_s, free,
         )  # fmt: skip
         if self.bookings:
             for position in range(i, after):
-                charge = coming.charges[coming.which[position]]
-                state.book(
-                    frame, charge, int(coming.signs[position]), coming.bookings[coming.which[position]]
-                )
+                c = which[position]
+                if coming.bookings[c]:
+                    state.book(frame, coming.charges[c], int(signs[position]), coming.bookings[c])
         return after, free
 
     def _pinch(self, at_s: float) -> None:
@@ -282,7 +280,7 @@ class Calendar:
             if start_s not in self._unpromised:
                 state = self._unpromised[start_s] = self.now.copy(start_s)
                 coming = self._coming
-                for at_s, sign, c in zip(coming.times, coming.signs, coming.which, strict=True):
+                for at_s, sign, c in zip(*coming.timeline(), strict=True):
                     if at_s > start_s:
                         break
                     if c not in self._promised:
@@ -328,7 +326,7 @@ class Calendar:
         marks = sorted(
             t for t in {*extra_times, *(b.end_s for b in self.bookings)} if t > self.now_s and t != inf
         )
-        times = self._coming.times
+        times = self._coming.timeline()[0]
         i = m = 0
         free = int(state.whole[useful].sum())
         while i < len(times) or m < len(marks):

@@ -9,7 +9,7 @@ import itertools
 from collections import defaultdict, deque
 
 from apps.scheduling.engine.facts import NONE, IntArray
-from apps.scheduling.engine.frame import Frame
+from apps.scheduling.engine.frame import Frame, tree_of
 
 _Vertex = tuple[str, int]
 _SOURCE, _SINK = ("source", 0), ("sink", 0)
@@ -57,21 +57,16 @@ def spread_under_limits(
     return {node: k for node, k in taken.items() if k}
 
 
-def _chains(frame: Frame, node: int) -> dict[int, list[int]]:
-    """Limited positions above a node, lowest first, by the root of their tree."""
-    chains: dict[int, list[int]] = defaultdict(list)
+def _chains(frame: Frame, node: int) -> dict[str, list[int]]:
+    """Limited positions above a node, lowest first, by tree."""
+    chains: dict[str, list[int]] = defaultdict(list)
     for position in frame.paths[node].tolist():
         if position < len(frame.limited):
             at = int(frame.limited[position])
             while frame.domains[at].parent != NONE:
                 at = frame.domains[at].parent
-            chains[_tree_of(frame.domains[at].kind)].append(position)
+            chains[tree_of(frame.domains[at].kind)].append(position)
     return chains
-
-
-def _tree_of(kind: str) -> int:
-    # Several roots of one sort of tree (two halls without a common parent) are one forest: no node is under both.
-    return {"spine": 0, "leaf": 0, "scale_up": 0, "cooling": 2, "storage": 3}.get(kind, 1)
 
 
 def _augment(capacity: dict[_Vertex, dict[_Vertex, int]], wanted: int) -> int:

@@ -10,6 +10,20 @@ from apps.scheduling.engine.units import BIG, micro
 
 LEVELS = ("scale_up", "leaf", "spine")  # from narrow to wide
 
+_TREE_OF = {
+    "spine": "network",
+    "leaf": "network",
+    "scale_up": "network",
+    "cooling": "cooling",
+    "storage": "storage",
+}
+
+
+def tree_of(kind: str) -> str:
+    """The tree in which domains of this kind hang."""
+    return _TREE_OF.get(kind, "power")
+
+
 _FRAMES: WeakKeyDictionary[Facility, "Frame"] = WeakKeyDictionary()
 
 
@@ -116,7 +130,8 @@ class Frame:
                 np.subtract.at(headroom, self.paths[:, column], self.rest)
             headroom[n_limited] = BIG
         self.headroom: IntArray = headroom
-        self.n_limit_trees = len(set(roots.values()))
+        # Two halls that share no site are one forest: no node hangs under both.
+        self.n_limit_trees = len({tree_of(self.domains[top].kind) for top in roots.values()})
 
     @cached_property
     def has_limits(self) -> bool:

@@ -119,6 +119,33 @@ def whole_room(
 
 
 @_compile
+def most_under_limits(room: IntArray, head: IntArray, paths: IntArray, draw: int, n: int) -> int:
+    """How many replicas all limits together let the nodes take, up to n.
+
+    Exact under one tree of limits, where every filling that cannot go on is as large as any other; under several trees
+    it may tell too few.
+    """
+    left = head.copy()
+    last = len(head) - 1
+    done = 0
+    for node in range(len(room)):
+        r = min(room[node], n - done)
+        if r <= 0:
+            continue
+        for column in range(paths.shape[1]):
+            r = min(r, left[paths[node, column]] // draw)
+        if r > 0:
+            for column in range(paths.shape[1]):
+                domain = paths[node, column]
+                if domain != last:
+                    left[domain] -= r * draw
+            done += r
+            if done >= n:
+                break
+    return done
+
+
+@_compile
 def best_single(
     room: IntArray, spare: IntArray, n: int, leaf: IntArray, spine: IntArray, n_leaves: int, n_spines: int
 ) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shape, Share
 from apps.scheduling.engine.flow import spread_under_limits
 from apps.scheduling.engine.frame import LEVELS, Frame
-from apps.scheduling.engine.kernels import best_single, domain_sums, whole_room
+from apps.scheduling.engine.kernels import best_single, domain_sums, most_under_limits, whole_room
 from apps.scheduling.engine.state import Floor
 from apps.scheduling.engine.units import BIG, FULL, micro_of
 
@@ -168,6 +168,9 @@ def _place_group(
         if total < n:
             return None
         if draw:
+            one_tree = frame.n_limit_trees == 1
+            if one_tree and most_under_limits(room, left.head, frame.paths, draw, n) < n:
+                return None
             draws = _draws(frame, ask)
     else:
         room = node_room(frame, ask, kind, left, terms, floor)

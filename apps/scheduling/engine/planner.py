@@ -173,6 +173,15 @@ class Pass:
             for kind, (n, _) in zip(wanted, ends, strict=True)
         )
 
+    def _best_pace(self, gang: Gang, kind: int) -> float:
+        if not any(ask.devices or ask.share_steps for ask in gang.shape.asks):
+            return 1.0 / float(self.frame.speed.max())
+        return (
+            1.0 / (self.frame.speeds[kind][0] * self.frame.kinds[kind].speed)
+            if self.frame.speeds[kind]
+            else inf
+        )
+
     def quota_left(self, gang: Gang, kind: int, states: list[State]) -> bool:
         """Whether the team may take the whole gang of this kind at every one of these instants."""
         steps = total_steps(gang.shape)
@@ -317,17 +326,20 @@ class Pass:
         work_s = 0.0 if work_s == inf else work_s
         need = self._need(gang)
         useful = np.logical_or.reduce([self.frame.kind_mask[k] for k in kinds]) & self.may_use(gang)
+        left = list(kinds)
         for state in self.calendar.states(useful, need, [t for t in extra if t > self.now_s]):
-            if best is not None and state.at_s >= best[0]:
-                break
-            for kind in kinds:
+            for kind in tuple(left):
+                if best is not None and state.at_s + work_s * self._best_pace(gang, kind) >= best[0]:
+                    left.remove(kind)  # however good its place, it ends no earlier
+                    continue
                 found = self.fit(gang, kind, state, self.duration_s(gang, kind), named=False)
                 if found is None:
                     continue
+                left.remove(kind)  # later is never earlier
                 finish = state.at_s + work_s * self._pace(gang, found)
                 if best is None or finish < best[0]:
                     best = (finish, Offer(found, state.at_s, self._exact_end_s(gang, found, state.at_s)))
-            if best is not None and len(kinds) == 1:
+            if not left:
                 break
         return None if best is None else best[1]
 
