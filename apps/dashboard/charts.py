@@ -81,7 +81,11 @@ def power_chart(
             }
         )
     layout: Figure = {
-        "xaxis": {"type": "date", "range": [_local(since), _local(now + timedelta(minutes=5))]},
+        "xaxis": {
+            "type": "date",
+            "tickformat": "%H:%M\n%a %-d %b",
+            "range": [_local(since), _local(now + timedelta(minutes=5))],
+        },
         "yaxis": {"rangemode": "tozero", "title": {"text": unit}, "nticks": 6},
         "shapes": [_now_line(now)],
         "meta": _SMALL,
@@ -124,7 +128,11 @@ def utilization_chart(
             }
         )
     layout: Figure = {
-        "xaxis": {"type": "date", "range": [_local(since), _local(now + timedelta(minutes=5))]},
+        "xaxis": {
+            "type": "date",
+            "tickformat": "%H:%M\n%a %-d %b",
+            "range": [_local(since), _local(now + timedelta(minutes=5))],
+        },
         "yaxis": {"rangemode": "tozero", "nticks": 6},
         "meta": _SMALL,
     }

@@ -73,12 +73,13 @@ class TeamLoad:
 
 
 def load_by_team() -> dict[int, TeamLoad]:
-    """Devices held and waited for by each team that has any, from the jobs themselves."""
+    """Devices held and waited for by each team that has any, from the jobs themselves; held jobs do not wait."""
     loads = (
         Job.objects.filter(
             state__in=(State.QUEUED, State.STARTING, State.RUNNING, State.PAUSING, State.PREEMPTING)
         )
         .order_by()
+        .exclude(state=State.QUEUED, is_held=True)
         .values_list("team_id", "state")
         .annotate(n_jobs=Count("id"), devices=Sum("n_devices"))
     )

@@ -4,10 +4,10 @@
   const PERIODS_S = [5, 15, 60];
   const LONGEST_S = 60;
   const ASLEEP_AFTER_MS = 30 * 60 * 1000;
-  const due = new Map(PERIODS_S.map((period) => [period, nextTime(period)]));
   let failures = 0;
   let lastInput = Date.now();
   let asleep = false;
+  const due = new Map(PERIODS_S.map((period) => [period, nextTime(period)]));
 
   function nextTime(period) {
     const slowed = Math.min(LONGEST_S, period * 2 ** Math.min(failures, 4));

@@ -1,7 +1,8 @@
 """How numbers, units and times are written on pages: one module, so that they are the same everywhere.
 
 What is unknown is an en dash, never a zero and never an empty place. Numbers are not localized; digits are
-grouped by a narrow no-break space, and a unit never parts from its number.
+grouped by a narrow no-break space, and a unit never parts from its number. A template gives an empty text for what
+is not there, so the filters take anything.
 """
 
 import math
@@ -189,15 +190,15 @@ def duration(value: Quantity | timedelta) -> str:
 
 
 @register.filter
-def since(then: datetime | None) -> str:
+def since(then: object) -> str:
     """How long ago that was."""
-    return UNKNOWN if then is None else duration(max(timedelta(0), clock.now() - then))
+    return UNKNOWN if not isinstance(then, datetime) else duration(max(timedelta(0), clock.now() - then))
 
 
 @register.filter
-def until(then: datetime | None) -> str:
+def until(then: object) -> str:
     """How long it is until then; nothing once it has passed."""
-    return UNKNOWN if then is None else duration(max(timedelta(0), then - clock.now()))
+    return UNKNOWN if not isinstance(then, datetime) else duration(max(timedelta(0), then - clock.now()))
 
 
 def moment_text(then: datetime | None, *, now: datetime) -> str:
@@ -213,9 +214,9 @@ def moment_text(then: datetime | None, *, now: datetime) -> str:
 
 
 @register.filter
-def moment(then: datetime | None) -> SafeString | str:
+def moment(then: object) -> SafeString | str:
     """A point in time, with its exact form for machines and for the pointer."""
-    if then is None:
+    if not isinstance(then, datetime):
         return UNKNOWN
     exact = timezone.localtime(then).isoformat(timespec="seconds")
     text = moment_text(then, now=clock.now())
@@ -223,9 +224,9 @@ def moment(then: datetime | None) -> SafeString | str:
 
 
 @register.filter
-def exact_moment(then: datetime | None) -> SafeString | str:
+def exact_moment(then: object) -> SafeString | str:
     """A point in time to the second, for logs and events."""
-    if then is None:
+    if not isinstance(then, datetime):
         return UNKNOWN
     local = timezone.localtime(then)
     text = f"{moment_text(then, now=clock.now())}:{local:%S}"
@@ -240,9 +241,9 @@ def site_time(then: datetime) -> str:
 
 
 @register.filter
-def start_guess(then: datetime | None) -> str:
+def start_guess(then: object) -> str:
     """An expected start as a range, no finer than it is known: 5 min, 10 min within a day, an hour beyond."""
-    if then is None:
+    if not isinstance(then, datetime):
         return "no forecast yet"
     now = clock.now()
     ahead = then - now

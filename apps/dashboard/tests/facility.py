@@ -18,7 +18,7 @@ from apps.teams.models import FacilityRole, MemberRole, Team, User
 
 PASSWORD = "correct horse battery"
 # A name as unkind as a name may be: markup, quotes, right-to-left, and as long as allowed.
-UNKIND = ('<img src=x onerror=alert(1)> "quoted" \'single\' & \u05e9\u05dc\u05d5\u05dd ' + "x" * 120)[:120]
+UNKIND = ("<img src=x onerror=alert(1)> \"quoted\" 'single' & \u05e9\u05dc\u05d5\u05dd " + "x" * 120)[:120]
 
 
 @dataclass
@@ -140,7 +140,14 @@ def _jobs(member: User, stranger: User, nodes: list[Node], at: datetime) -> dict
         then = at + timedelta(minutes=minutes)
         count = int(job.n_devices)
         grant = jobs.Grant(
-            node.pk, 0, 1, 0, tuple((first + index, Decimal(1)) for index in range(count)), 8, 64, 700.0 * count
+            node.pk,
+            0,
+            1,
+            0,
+            tuple((first + index, Decimal(1)) for index in range(count)),
+            8,
+            64,
+            700.0 * count,
         )
         allocation = jobs.allocate(
             job_id=job.pk,
@@ -156,7 +163,9 @@ def _jobs(member: User, stranger: User, nodes: list[Node], at: datetime) -> dict
     wants = {"devices": 4, "accelerators": ["H100"], "time_limit": 7200, **secret}
     running = submit("fm-70b-pretrain", member, "pretraining", 0, **wants)
     start(running, nodes[0], 0, 1)
-    finished, failed = (submit(name, member, "pretraining", 1, **wants) for name in ("eval-nightly", "eval-broken"))
+    finished, failed = (
+        submit(name, member, "pretraining", 1, **wants) for name in ("eval-nightly", "eval-broken")
+    )
     for job, outcome, code, message in (
         (finished, "succeeded", 0, ""),
         (failed, "failed", 3, "The command ended with exit code 3."),

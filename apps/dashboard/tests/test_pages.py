@@ -1,17 +1,32 @@
 """Pages answer with what they promise, and only to whom it is promised."""
 
-from collections.abc import Callable
+import json
+import re
+from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
+from django.conf import settings
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from plotly.offline import get_plotlyjs_version
 
-from apps.dashboard.tests.facility import Facility
-from apps.teams.models import User
+from apps.core import clock
+from apps.dashboard.templatetags.ui import SPRITE
+from apps.dashboard.tests.facility import UNKIND, Facility, request
+from apps.jobs import services as jobs
+from apps.jobs.models import Job
+from apps.teams.models import Quota, Token, User
+
+TEMPLATES = Path(settings.BASE_DIR) / "templates"
+STATIC = Path(settings.BASE_DIR) / "static"
+SECRETS = ("--secret-flag", "hunter2")
 
 
-def signed_in(user: User) -> Client:
-    client = Client()
+def signed_in(user: User, **more: bool) -> Client:
+    client = Client(**more)  # type: ignore[arg-type]  # flags of the client
     client.force_login(user)
     return client
 
@@ -19,21 +34,27 @@ def signed_in(user: User) -> Client:
 def addresses(facility: Facility) -> dict[str, str]:
     """Every page and part that is read, by name."""
     job, team = [facility.running.pk], [facility.vision.name]
-    bare = (
-        "overview figures attention teams pulse chart-power chart-use queue queue-head queue-rows submit nodes node-map"
-        " node-list reservations quotas passes passes-list audit me search"
-    )
-    found = {name: reverse(f"dashboard:{name}") for name in bare.split()}
-    for name in "job job-spec job-attempts job-events job-head job-actions job-body".split():
+    bare = [
+        *("overview", "figures", "attention", "teams", "pulse", "chart-power", "chart-use"),
+        *("queue", "queue-head", "queue-rows", "submit", "nodes", "node-map", "node-list", "reservations"),
+        *("quotas", "passes", "passes-list", "audit", "me", "search"),
+    ]
+    found = {name: reverse(f"dashboard:{name}") for name in bare}
+    for name in ("job", "job-spec", "job-attempts", "job-events", "job-head", "job-actions", "job-body"):
         found[name] = reverse(f"dashboard:{name}", args=job)
     found["team-quota"] = reverse("dashboard:team-quota", args=team)
     found["node"] = reverse("dashboard:node", args=[facility.nodes[0].name])
     found["node-part"] = reverse("dashboard:node-part", args=[facility.nodes[0].name])
     found["pass"] = reverse("dashboard:pass", args=[facility.last_pass.pk])
-    found |= {
-        f"queue {tab}": f"{found['queue']}?state={tab}" for tab in ("queued", "running", "paused", "held", "finished")
-    }
+    for tab in ("queued", "running", "paused", "held", "finished"):
+        found[f"queue {tab}"] = f"{found['queue']}?state={tab}"
     return found
+
+
+PARTS = {
+    *("figures", "attention", "teams", "pulse", "queue-head", "queue-rows", "node-map", "node-list"),
+    *("passes-list", "job-head", "job-actions", "job-body", "node-part"),
+}
 
 
 @pytest.mark.parametrize("who", ["admin", "operator", "auditor", "lead", "member", "stranger", "viewer"])
@@ -43,3 +64,360 @@ def test_every_page_opens_for_everybody_signed_in(facility: Facility, who: str) 
     answers = {name: client.get(url).status_code for name, url in addresses(facility).items()}
 
     assert {name: status for name, status in answers.items() if status != 200} == {}
+
+
+def test_who_is_not_signed_in_is_sent_to_the_sign_in_page(facility: Facility) -> None:
+    answers = {name: Client().get(url) for name, url in addresses(facility).items()}
+
+    assert {name for name, answer in answers.items() if answer.status_code != 302} == set()
+    assert all(answer.url.startswith("/accounts/login/") for answer in answers.values())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("who", ["stranger", "viewer", "auditor", "operator"])
+def test_no_page_shows_what_another_team_keeps_to_itself(facility: Facility, who: str) -> None:
+    client, job = signed_in(getattr(facility, who)), [facility.running.pk]
+    pages = ["job", "job-spec", "job-events", "job-body", "job-attempts", "job-logs", "job-log"]
+
+    for name in pages[:5]:
+        text = client.get(reverse(f"dashboard:{name}", args=job)).content.decode()
+        if who in ("stranger", "viewer"):
+            assert not any(secret in text for secret in SECRETS), name
+    statuses = {client.get(reverse(f"dashboard:{name}", args=job)).status_code for name in pages[5:]}
+    assert statuses == {404 if who in ("stranger", "viewer") else 403}
+
+
+def test_the_team_sees_its_own_command(facility: Facility) -> None:
+    page = signed_in(facility.member).get(reverse("dashboard:job-spec", args=[facility.running.pk]))
+
+    assert SECRETS[0] in page.content.decode()
+
+
+def test_a_stranger_cannot_fill_the_form_with_a_secret_command(facility: Facility) -> None:
+    page = signed_in(facility.stranger).get(f"/jobs/new/?like={facility.running.pk}")
+
+    assert not any(secret in page.content.decode() for secret in SECRETS)
+
+
+@pytest.mark.parametrize("action", ["stop", "hold", "release", "change"])
+@pytest.mark.parametrize(("who", "wanted"), [("stranger", 404), ("viewer", 404), ("auditor", 403)])
+def test_a_job_is_not_changed_by_who_may_not(facility: Facility, action: str, who: str, wanted: int) -> None:
+    answer = signed_in(getattr(facility, who)).post(
+        reverse(f"dashboard:job-{action}", args=[facility.waiting.pk])
+    )
+
+    assert answer.status_code == wanted
+    assert Job.objects.get(pk=facility.waiting.pk).desired_stop_at is None
+
+
+def test_no_action_works_without_the_token_of_its_form(facility: Facility) -> None:
+    client = signed_in(facility.admin, enforce_csrf_checks=True)
+
+    answer = client.post(reverse("dashboard:job-stop", args=[facility.waiting.pk]))
+
+    assert answer.status_code == 403
+
+
+def test_an_unknown_job_node_team_and_pass_are_not_there(facility: Facility) -> None:
+    client = signed_in(facility.admin)
+    paths = ("/jobs/999999/", f"/jobs/{10**30}/", "/nodes/nowhere/", "/quotas/nobody/", "/passes/0/")
+
+    assert {path: client.get(path).status_code for path in paths} == dict.fromkeys(paths, 404)
+
+
+def test_an_unkind_name_is_shown_as_text_everywhere(facility: Facility) -> None:
+    client = signed_in(facility.stranger)
+    paths = ("/queue/", f"/jobs/{facility.unkind.pk}/", "/audit/", "/search/?q=%3Cimg", "/me/")
+    pages = {path: client.get(path).content.decode() for path in paths}
+
+    assert all("<img src=x" not in text for text in pages.values())
+    assert all("&lt;img src=x" in text for text in pages.values())
+    assert UNKIND in json.dumps(list(Job.objects.values_list("name", flat=True)), ensure_ascii=False).replace(
+        '\\"', '"'
+    )
+
+
+# Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_by_reason_adds_up_to_the_queue(facility: Facility) -> None:
+    context = signed_in(facility.viewer).get("/queue/").context
+
+    assert sum(n for _, n, _ in context["tiles"]) == context["waiting"].n_jobs == 2
+    assert sum(devices for _, _, devices in context["tiles"]) == context["waiting"].devices
+
+
+def test_devices_by_what_they_do_add_up_to_all(facility: Facility) -> None:
+    use = signed_in(facility.viewer).get("/").context["use"]
+
+    assert use.held + use.out + use.free == use.n_all == 66
+
+
+def test_a_tile_leads_to_as_many_jobs_as_it_says(facility: Facility) -> None:
+    client = signed_in(facility.viewer)
+    tiles = client.get("/queue/").context["tiles"]
+
+    for tile, n_jobs, _ in tiles:
+        assert len(client.get(f"/queue/?reason={tile.key}").context["rows"]) == n_jobs
+
+
+def test_the_queue_is_read_page_by_page_without_a_gap(facility: Facility) -> None:
+    at = clock.now()
+    requests = [request(f"sweep-{n}", "Speech", devices=1) for n in range(120)]
+    jobs.submit_jobs(requests=requests, actor=facility.stranger, at=at)
+    client, seen, path = signed_in(facility.viewer), [], "/queue/"
+    for _ in range(4):
+        context = client.get(path).context
+        seen += [row.job.pk for row in context["rows"]]
+        if not context["found"].next_key:
+            break
+        path = f"/queue/?after={context['found'].next_key}"
+
+    assert len(seen) == len(set(seen)) == 122
+
+
+@pytest.mark.parametrize(
+    "query", ["after=nonsense", "state=nonsense", "size=7", "priority=NaN", "q=%00", "after="]
+)
+def test_a_filter_that_makes_no_sense_is_answered_without_a_fault(facility: Facility, query: str) -> None:
+    client = signed_in(facility.viewer)
+
+    assert client.get(f"/queue/?{query}").status_code == 200
+    assert client.get(f"/nodes/?{query}").status_code == 200
+
+
+def test_the_file_of_the_queue_cannot_run_as_a_formula(facility: Facility) -> None:
+    jobs.submit_job(request=request("=1+1", "Speech"), actor=facility.stranger, at=clock.now())
+    answer = signed_in(facility.viewer).get("/queue/?format=csv")
+    text = b"".join(answer.streaming_content).decode()  # type: ignore[attr-defined]
+
+    assert "'=1+1" in text
+    assert text.startswith("id,name,team")
+
+
+# Live parts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_that_did_not_change_is_not_drawn_again(facility: Facility) -> None:
+    client = signed_in(facility.viewer)
+    first = client.get("/queue/parts/rows/")
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        second = client.get("/queue/parts/rows/", headers={"If-None-Match": first["ETag"]})
+
+    assert second.status_code == 304
+    assert len(queries) <= 5
+    assert "no-cache" in first["Cache-Control"]
+    assert "Cookie" in first["Vary"]
+
+
+def test_a_part_is_drawn_again_after_something_happened(facility: Facility) -> None:
+    client = signed_in(facility.viewer)
+    first = client.get("/queue/parts/rows/")
+    jobs.submit_job(request=request("one-more", "Speech"), actor=facility.stranger, at=clock.now())
+
+    again = client.get("/queue/parts/rows/", headers={"If-None-Match": first["ETag"]})
+    assert again.status_code == 200
+
+
+def test_two_people_never_share_an_answer(facility: Facility) -> None:
+    path = f"/jobs/{facility.running.pk}/parts/body/"
+
+    assert signed_in(facility.member).get(path)["ETag"] != signed_in(facility.stranger).get(path)["ETag"]
+
+
+def test_no_page_asks_the_database_more_than_it_may(facility: Facility) -> None:
+    client = signed_in(facility.admin)
+    over = {}
+    for name, url in addresses(facility).items():
+        with CaptureQueriesContext(connection) as queries:
+            client.get(url)
+        # Session and person are two of them.
+        allowed = 12 if name in PARTS or name.startswith("chart") else 24
+        if len(queries) > allowed:
+            over[name] = len(queries)
+
+    assert over == {}
+
+
+def test_rows_do_not_cost_queries(facility: Facility) -> None:
+    client = signed_in(facility.viewer)
+    client.get("/queue/")
+    with CaptureQueriesContext(connection) as few:
+        client.get("/queue/")
+    requests = [request(f"sweep-{n}", "Speech", devices=1) for n in range(40)]
+    jobs.submit_jobs(requests=requests, actor=facility.stranger, at=clock.now())
+    with CaptureQueriesContext(connection) as many:
+        client.get("/queue/")
+
+    assert len(many) == len(few)
+
+
+# Charts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["power", "use"])
+@pytest.mark.parametrize("period", ["6h", "24h", "7d", "nonsense"])
+def test_every_chart_is_one_that_plotly_knows(facility: Facility, name: str, period: str) -> None:
+    figure = signed_in(facility.viewer).get(f"/charts/{name}.json?p={period}").json()
+    text = re.sub(r"var\(--[\w-]+\)", "#123456", json.dumps(figure))
+
+    go.Figure(**json.loads(text))
+    assert "<" not in text
+
+
+def test_the_browser_draws_with_the_version_that_tests_check_with() -> None:
+    assert (STATIC / "vendor" / f"plotly.js-cartesian-{get_plotlyjs_version()}").is_dir()
+
+
+def test_every_icon_that_a_page_shows_is_in_the_sprite() -> None:
+    sprite = (STATIC / SPRITE).read_text(encoding="utf-8")
+    known = set(re.findall(r'<symbol id="([\w-]+)"', sprite))
+    used = {
+        name
+        for path in TEMPLATES.rglob("*.html")
+        for name in re.findall(r'{% icon "([\w-]+)"', path.read_text(encoding="utf-8"))
+    }
+
+    assert used - known == set()
+
+
+def test_no_template_has_inline_script_style_or_handler() -> None:
+    for path in TEMPLATES.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\sstyle=|<style|\son\w+=|hx-on|<script(?![^>]*\bsrc=)", text), path
+
+
+# Changes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lead_cannot_give_more_than_the_team_owns(facility: Facility) -> None:
+    team = facility.pretraining
+    form = {"kind": "H100", f"entitlement-{team.pk}": "1000", f"version-{team.pk}": team.version + 1}
+    answer = signed_in(facility.lead).post("/quotas/Vision/", form)
+
+    assert answer.status_code in (400, 409)
+    assert Quota.objects.get(team=team).entitlement == 24
+
+
+def test_an_old_form_is_refused_with_both_values(facility: Facility) -> None:
+    team = facility.pretraining
+    form = {"kind": "H100", f"entitlement-{team.pk}": "20", f"version-{team.pk}": "1"}
+    answer = signed_in(facility.lead).post("/quotas/Vision/", form)
+
+    assert answer.status_code == 409
+    assert "Somebody else saved meanwhile" in answer.content.decode()
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "NaN", "", "9999999", "8 devices", "\u0663"])
+def test_a_quota_that_is_no_count_is_an_error_at_its_field(facility: Facility, text: str) -> None:
+    team = facility.pretraining
+    form = {"kind": "H100", f"entitlement-{team.pk}": text, f"version-{team.pk}": "2"}
+    answer = signed_in(facility.lead).post("/quotas/Vision/", form)
+
+    assert answer.status_code == 400
+    assert f"error-entitlement-{team.pk}" in answer.content.decode()
+
+
+@pytest.mark.parametrize("who", ["member", "viewer", "operator", "auditor"])
+def test_a_quota_is_not_changed_by_who_does_not_lead(facility: Facility, who: str) -> None:
+    team = facility.pretraining
+    form = {"kind": "H100", f"entitlement-{team.pk}": "1", f"version-{team.pk}": "2"}
+
+    assert signed_in(getattr(facility, who)).post("/quotas/Vision/", form).status_code == 403
+
+
+@pytest.mark.parametrize("who", ["member", "lead", "viewer", "auditor"])
+def test_nodes_and_reservations_are_for_operators_to_change(facility: Facility, who: str) -> None:
+    client = signed_in(getattr(facility, who))
+
+    assert client.post(f"/nodes/{facility.nodes[0].name}/", {"action": "drain"}).status_code == 403
+    assert client.get("/reservations/new/").status_code == 403
+
+
+def test_an_operator_reserves_and_cancels(facility: Facility) -> None:
+    client = signed_in(facility.operator)
+    form = {
+        "name": "RSV-9",
+        "starts_at": "2099-01-01T08:00",
+        "ends_at": "2099-01-02T08:00",
+        "accelerator_type": "H100",
+        "n_devices": "8",
+        "teams": ["Speech"],
+    }
+    made = client.post("/reservations/new/", form)
+    page = client.get(made["Location"])
+    cancelled = client.post(f"{made['Location']}cancel/", {"reason": "not needed"}, follow=True)
+
+    assert "RSV-9" in page.content.decode()
+    assert "Cancelled" in cancelled.content.decode()
+
+
+def test_the_same_form_sent_twice_makes_one_job(facility: Facility) -> None:
+    client = signed_in(facility.member)
+    form = {"name": "twice", "team": "pretraining", "command": "true", "key": "k1", "action": "submit"}
+    first, second = client.post("/jobs/new/", form), client.post("/jobs/new/", form)
+
+    assert first["Location"] == second["Location"]
+    assert Job.objects.filter(name="twice").count() == 1
+
+
+def test_json_is_submitted_as_it_is(facility: Facility) -> None:
+    spec = {
+        "name": "by-json",
+        "team": "pretraining",
+        "replicas": 2,
+        "devices": 4,
+        "script": "#!/bin/sh\ntrue\n",
+    }
+    signed_in(facility.member).post("/jobs/new/", {"json": json.dumps(spec), "action": "submit"})
+
+    assert Job.objects.get(name="by-json").n_devices == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"name": NaN}', "not a number"),
+        ("[]", "must be one job"),
+        ('{"name": "x", "name": "y"}', "twice"),
+        ('{"name": "x", "team": "pretraining", "replicas": true}', "replicas"),
+        ('{"name": "x", "team": "pretraining", "colour": 1}', "colour"),
+        ("{", "can not be read"),
+    ],
+)
+def test_json_that_makes_no_sense_is_told_what_is_wrong(facility: Facility, text: str, named: str) -> None:
+    answer = signed_in(facility.member).post("/jobs/new/", {"json": text, "action": "submit"})
+
+    assert answer.status_code == 400
+    assert named in answer.content.decode()
+
+
+def test_the_form_can_be_filled_from_json(facility: Facility) -> None:
+    spec = {
+        "name": "n",
+        "team": "pretraining",
+        "time_limit": 5400,
+        "command": ["a b", "c"],
+        "accelerators": ["H100"],
+    }
+    answer = signed_in(facility.member).post("/jobs/new/", {"json": json.dumps(spec), "action": "fill"})
+
+    assert answer.context["v"]["time_limit_h"] == "1.5"
+    assert answer.context["v"]["command"] == "'a b' c"
+    assert 'value="H100" checked' in answer.content.decode()
+
+
+def test_a_token_is_revoked_by_its_owner_alone(facility: Facility) -> None:
+    signed_in(facility.member).post("/me/tokens/", {"name": "laptop", "scope": "read", "days": "30"})
+    token = Token.objects.get(user=facility.member)
+
+    assert signed_in(facility.stranger).post(f"/me/tokens/{token.pk}/revoke/").status_code == 404
+    assert signed_in(facility.member).post(f"/me/tokens/{token.pk}/revoke/").status_code == 302
+    token.refresh_from_db()
+    assert token.revoked_at is not None
+
+
+def test_the_style_guide_is_for_staff(facility: Facility) -> None:
+    assert signed_in(facility.viewer).get("/styleguide/").status_code == 404
+    assert signed_in(facility.admin).get("/styleguide/").status_code == 200

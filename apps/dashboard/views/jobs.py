@@ -40,7 +40,7 @@ _LOG_LINES: Final = 500
 _LOG_TAIL_BYTES: Final = 64 * 1024
 _CHUNK_BYTES: Final = 1024 * 1024
 _MOST_CHUNKS: Final = 2000
-_FAR: Final = 2**62  # behind the end of every stream
+_FAR: Final = 2**61  # behind the end of every stream
 _STREAMS: Final = ("stdout", "stderr")
 
 

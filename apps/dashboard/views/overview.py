@@ -114,6 +114,7 @@ def _figures(viewer: User, at: datetime) -> dict[str, Any]:
     by_type = scheduling.use_now()
     envelope = power.envelope(list(power.limits()))
     reserved_w = board.reserved_power_w()
+    draw = power.it_draw_now(at)
     codes = board.waiting_by_code(viewer)
     by_tile: dict[str, float] = defaultdict(float)
     for code, _, devices in codes:
@@ -136,8 +137,12 @@ def _figures(viewer: User, at: datetime) -> dict[str, Any]:
         "n_simulated": sum(one.n_capacity for one in simulated),
         "reserved_w": reserved_w,
         "envelope": envelope,
-        "power_scale_w": max(reserved_w, envelope.limit_w if envelope else 0.0) * 1.05,
-        "power_parts": (("blue", reserved_w),),
+        "draw": draw,
+        "power_scale_w": max(reserved_w, draw.draw_w if draw else 0, envelope.limit_w if envelope else 0)
+        * 1.05,
+        "power_parts": (("blue", draw.draw_w), ("mist", reserved_w - draw.draw_w))
+        if draw
+        else (("mist", reserved_w),),
         "power_marks": (envelope.limit_w,) if envelope else (),
         "waiting": board.waiting(viewer, at),
         "waiting_parts": tuple((tile.colour, by_tile.get(tile.key, 0.0)) for tile in words.TILES),
@@ -246,10 +251,13 @@ class TeamRow:
 def _teams(viewer: User) -> dict[str, Any]:
     loads = board.load_by_team()
     rows = []
-    for team in teams.teams_with_quotas(viewer):
+    every = list(teams.teams_with_quotas(viewer))
+    # What a parent is entitled to is what its sub-teams have: counted with them it would be counted twice.
+    parents = {team.parent_id for team in every}
+    for team in every:
         load = loads.get(team.pk)
         quotas = [quota.entitlement for quota in team.quotas.all()]
-        if load is None and not quotas:
+        if load is None and (not quotas or team.pk in parents):
             continue
         rows.append(
             TeamRow(

@@ -351,9 +351,11 @@ def _difference(before: Any, after: Any) -> list[str]:
         for key, word in words.items():
             was, now = (old or {}).get(key), (new or {}).get(key)
             if was != now:
-                said.append(f"{kind} {word} {_limit(was)} → {_limit(now)}")
+                said.append(f"{kind} {word} {_limit(key, was)} → {_limit(key, now)}")
     return said
 
 
-def _limit(value: Any) -> str:
-    return "no limit" if value is None else str(value)
+def _limit(key: str, value: Any) -> str:
+    if value is None:
+        return "0" if key == "entitlement" else "no limit"
+    return str(value)

@@ -1,0 +1,182 @@
+"""What people come for, done in a real browser from sign-in to result."""
+
+from playwright.sync_api import expect
+
+from apps.dashboard.tests.facility import PASSWORD
+from apps.inventory.models import Node
+from apps.jobs.models import Job
+from apps.teams.models import Quota
+from tests.browser.conftest import PHONE, OpenWindow, Site
+
+
+def test_signing_in_leads_to_the_page_that_was_asked_for(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(None)
+    window.open("/queue/?state=running")
+    window.page.fill("#username", "max")
+    window.page.fill("#password", PASSWORD)
+    window.page.click("text=Sign in >> nth=-1")
+
+    expect(window.page).to_have_url(f"{site.url}/queue/?state=running")
+    expect(window.page.locator("main h1")).to_have_text("Queue")
+
+
+def test_a_wrong_password_is_refused_without_a_hint(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(None)
+    window.open("/accounts/login/")
+    window.page.fill("#username", "max")
+    window.page.fill("#password", "wrong")
+    window.page.click(".button.primary")
+
+    expect(window.page.locator("[role=alert]")).to_contain_text("do not belong together")
+
+
+def test_a_member_previews_and_submits_a_job_by_form(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.member)
+    window.open("/jobs/new/")
+    page = window.page
+    page.fill("#name", "from-the-form")
+    page.fill("#command", "sh -c 'echo hello'")
+    page.check("input[name=accelerators][value=H100]")
+    page.fill("#time_limit_h", "0.5")
+    page.click("button[value=preview]")
+    expect(page.locator("main")).to_contain_text("It would")
+    page.click("button[value=submit]")
+
+    expect(page.locator("main h1")).to_contain_text("from-the-form")
+    made = Job.objects.get(name="from-the-form")
+    assert made.private["command"] == ["sh", "-c", "echo hello"]
+    assert made.time_limit_s == 1800
+    page.goto(f"{site.url}/queue/?q=from-the-form")
+    expect(page.locator(f"#job-{made.pk}")).to_contain_text("pretraining")
+    assert window.troubles_here() == []
+
+
+def test_a_fault_is_shown_at_its_field_and_nothing_is_stored(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.member)
+    window.open("/jobs/new/")
+    window.page.fill("#name", "faulty")
+    window.page.fill("#replicas", "-3")
+    window.page.click("button[value=submit]")
+
+    expect(window.page.locator("#error-replicas")).to_contain_text("replicas")
+    assert not Job.objects.filter(name="faulty").exists()
+
+
+def test_a_lead_gives_a_sub_team_more(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.lead)
+    window.open("/quotas/Vision/?kind=H100")
+    page, team = window.page, site.facility.pretraining
+    field = page.locator(f"[name=entitlement-{team.pk}]")
+    field.fill("28")
+    expect(page.locator("[data-unsaved]")).to_have_text("1 unsaved change")
+    page.fill("[name=reason]", "release week")
+    page.get_by_role("button", name="Save", exact=True).click()
+
+    expect(page.locator(".toast")).to_contain_text("saved")
+    expect(page.locator(f"[name=entitlement-{team.pk}]")).to_have_value("28")
+    assert Quota.objects.get(team=team, accelerator_type__name="H100").entitlement == 28
+    assert window.troubles_here() == []
+
+
+def test_a_member_sees_the_quota_and_no_field_to_change_it(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.member)
+    window.open("/quotas/Vision/?kind=H100")
+
+    expect(window.page.locator("main")).to_contain_text("pretraining")
+    assert window.page.locator("main input[type=text], main .quota-input").count() == 0
+
+
+def test_an_operator_drains_and_resumes_a_node_on_a_phone(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.operator, size=PHONE)
+    page, name = window.page, site.facility.nodes[3].name
+    window.open(f"/nodes/{name}/")
+    page.click("text=Drain")
+    page.fill("#drain-reason", "fan noise")
+    page.click("text=Drain the node")
+    expect(page.locator("#node")).to_contain_text("Drained")
+    assert Node.objects.get(name=name).health == "drained"
+    page.locator("button[popovertarget=dialog-resume]").first.click()
+    page.click("text=Resume the node")
+
+    expect(page.locator("#node")).to_contain_text("Healthy")
+    assert Node.objects.get(name=name).health == "healthy"
+    assert window.troubles_here() == []
+
+
+def test_a_viewer_finds_no_way_to_drain(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.viewer)
+    window.open(f"/nodes/{site.facility.nodes[3].name}/")
+
+    expect(window.page.locator("main h1")).to_contain_text(site.facility.nodes[3].name)
+    assert window.page.locator("main button, main form").count() == 0
+
+
+def test_a_member_holds_a_job_and_the_page_shows_it(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.member)
+    job = site.facility.waiting
+    window.open(f"/jobs/{job.pk}/")
+    window.page.click("text=Hold")
+    window.page.fill("#hold-reason", "wrong data")
+    window.page.click("text=Hold the job")
+
+    expect(window.page.locator("#job-head")).to_contain_text("Held")
+    expect(window.page.locator("#job-body")).to_contain_text("wrong data")
+    window.page.click("text=Release")
+    expect(window.page.locator("#job-head")).to_contain_text("Queued")
+
+
+def test_a_state_that_changes_meanwhile_changes_the_open_page(site: Site, open_window: OpenWindow) -> None:
+    from apps.core import clock
+    from apps.jobs import services
+
+    window = open_window(site.facility.stranger)
+    job = site.facility.held
+    window.open(f"/jobs/{job.pk}/")
+    expect(window.page.locator("#job-actions")).to_contain_text("Release")
+    services.release_job(job_id=job.pk, actor=site.facility.stranger, at=clock.now())
+    window.page.evaluate("document.body.dispatchEvent(new CustomEvent('sy:tick5'))")
+
+    expect(window.page.locator("#job-head")).to_contain_text("Queued")
+    expect(window.page.locator("#job-actions")).to_contain_text("Hold")
+    assert window.troubles_here() == []
+
+
+def test_the_secret_of_a_token_is_shown_once(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.viewer)
+    window.open("/me/")
+    window.page.fill("#token-name", "laptop")
+    window.page.click("text=Create a token")
+    secret = window.page.locator("#secret").inner_text()
+    window.open("/me/")
+
+    assert secret.startswith("sy_")
+    assert secret not in window.page.content()
+    expect(window.page.locator("main")).to_contain_text("laptop")
+
+
+def test_the_keyboard_goes_places(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.viewer)
+    window.open("/")
+    window.page.keyboard.press("/")
+    expect(window.page.locator(".top .search input")).to_be_focused()
+    window.page.keyboard.press("Tab")
+    window.page.locator("main h1").click()
+    window.page.keyboard.press("g")
+    window.page.keyboard.press("q")
+
+    expect(window.page).to_have_url(f"{site.url}/queue/")
+    window.page.keyboard.press("j")
+    expect(window.page.locator("tr.is-current")).to_have_count(1)
+    window.page.keyboard.press("?")
+    expect(window.page.locator("#keys-help")).to_be_visible()
+
+
+def test_the_menu_of_a_phone_opens_without_script(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.viewer, size=PHONE, script=False)
+    window.open("/queue/")
+    expect(window.page.locator("#menu")).to_be_hidden()
+    window.page.click("text=More")
+
+    expect(window.page.locator("#menu")).to_be_visible()
+    window.page.click("#menu >> text=Audit trail")
+    expect(window.page.locator("main h1")).to_have_text("Audit trail")
