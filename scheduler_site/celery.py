@@ -51,8 +51,11 @@ WAKES = (
             "policy.",
         )
     ),
-    Wake("allocation.", "execution.reconcile"),
-    Wake("job.stop_requested", "execution.reconcile"),
+    # Not its own reports: a hall in which jobs end all the time would be looked at without a pause.
+    *(
+        Wake(prefix, "execution.reconcile")
+        for prefix in ("allocation.bound", "allocation.stop_requested", "node.health_changed")
+    ),
 )
 
 app.conf.update(
