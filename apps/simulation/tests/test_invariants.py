@@ -146,3 +146,23 @@ def test_a_promise_is_kept_though_jobs_behind_are_backfilled():
                 first.setdefault(line["job"], line["expected_start"])
         begun = {line["job"]: line["t"] for line in lines if line["event"] == "start"}
         assert all(begun[name] <= promised for name, promised in first.items())
+
+
+@SLOW
+@given(scenes())
+def test_under_easy_nothing_that_is_backfilled_moves_the_promised_start_later(scene):
+    # Served by submit time alone, on equal nodes, and nobody ahead of the head becomes ready later.
+    scene["events"], scene["reservations"] = [], []
+    scene["policy"] = {"order": "submit", "backfill_depth": 1}
+    for node in scene["facility"]["nodes"]:
+        node["accelerator"] = "A"
+        node.pop("speed", None)
+    for job in scene["jobs"]:
+        for field in ("after", "not_before", "reservation", "accelerators", "min_memory_gib", "deadline"):
+            job.pop(field, None)
+    promised: dict[str, float] = {}
+    for line in run_scene(scene).lines:
+        if line["event"] == "reserve":
+            assert line["expected_start"] <= promised.setdefault(line["job"], line["expected_start"])
+        elif line["event"] == "start":
+            assert line["t"] <= promised.get(line["job"], line["t"])
