@@ -119,7 +119,7 @@ class Job(models.Model):
 class Dependency(models.Model):
     """`job` waits until `after` has succeeded."""
 
-    job = models.ForeignKey(Job, models.CASCADE, related_name="dependencies")
+    job = models.ForeignKey(Job, models.CASCADE, related_name="dependencies", db_index=False)
     after = models.ForeignKey(Job, models.PROTECT, related_name="dependants")
 
     class Meta:
@@ -158,7 +158,7 @@ class Allocation(models.Model):
     attempt at a job: a backend refuses a launch with an older one.
     """
 
-    job = models.ForeignKey(Job, models.PROTECT, related_name="allocations")
+    job = models.ForeignKey(Job, models.PROTECT, related_name="allocations", db_index=False)
     cluster = models.ForeignKey(Cluster, models.PROTECT, related_name="allocations")
     fence = models.PositiveIntegerField()
     pass_id = models.BigIntegerField(null=True, blank=True, help_text="The pass that decided it.")
@@ -200,8 +200,8 @@ class Allocation(models.Model):
 class Placement(models.Model):
     """An allocation's share on one node, for one replica group."""
 
-    allocation = models.ForeignKey(Allocation, models.CASCADE, related_name="placements")
-    node = models.ForeignKey(Node, models.PROTECT, related_name="placements")
+    allocation = models.ForeignKey(Allocation, models.CASCADE, related_name="placements", db_index=False)
+    node = models.ForeignKey(Node, models.PROTECT, related_name="placements", db_index=False)
     group_index = models.PositiveSmallIntegerField(default=0)
     n_replicas = models.PositiveIntegerField()
     first_rank = models.PositiveIntegerField(default=0)
@@ -222,8 +222,9 @@ class Placement(models.Model):
 class DeviceClaim(models.Model):
     """A placement's share of one device, for as long as the allocation is open."""
 
-    placement = models.ForeignKey(Placement, models.CASCADE, related_name="claims")
-    device = models.ForeignKey(Device, models.PROTECT, related_name="claims")
+    # No index for the keys alone: those below begin with them, and each costs every start.
+    placement = models.ForeignKey(Placement, models.CASCADE, related_name="claims", db_index=False)
+    device = models.ForeignKey(Device, models.PROTECT, related_name="claims", db_index=False)
     share = models.DecimalField(max_digits=7, decimal_places=6)
     released_at = models.DateTimeField(null=True, blank=True)
 
