@@ -98,6 +98,8 @@ class _Checker:
                 yield Fault("kind", gang.id, f"does not accept {self.facility.kinds[kind].name}")
         if len(kinds) > 1:
             yield Fault("kind", gang.id, "mixes accelerator types")
+        if len({int(self.facility.cluster[share.node]) for share in placing}) > 1:
+            yield Fault("node", gang.id, "lies in more than one cluster")
         for g, ask in enumerate(gang.shape.asks):
             least = ask.n_replicas if ask.n_min is None else ask.n_min
             most = ask.n_replicas if ask.n_max is None else ask.n_max

@@ -46,6 +46,7 @@ class Frame:
         self.kind: IntArray = facility.kind
         self.n_devices: IntArray = facility.n_devices
         self.cluster: IntArray = facility.cluster
+        self.clusters: list[int] = sorted(set(facility.cluster.tolist()))
         self.speed = facility.speed
         self.idle_w = facility.idle_w
         self.offset: IntArray = np.concatenate([[0], np.cumsum(facility.n_devices)]).astype(np.int64)

@@ -6,7 +6,7 @@ promised the earliest start their declared limits allow, and whatever comes behi
 those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for more).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -239,17 +239,32 @@ class Pass:
                     [np.maximum(0, booked - state.booked.get(position, 0)) for state in states]
                 )
                 may_use = may_use & (booked > 0)
-        terms = Terms(
-            may_use,
-            only=only,
-            power=rules.power,
-            topology=rules.topology,
-            busy=rules.resources,
-            packing=self.policy.packing,
-            named=named,
-        )
         floor = calendar.floor_now(until_s, holds) if is_now else Floor(states, holds)
-        return place(self.frame, gang.shape, kind, floor, terms)
+        for mask in self._within_one_cluster(gang, may_use):
+            terms = Terms(
+                mask,
+                only=only,
+                power=rules.power,
+                topology=rules.topology,
+                busy=rules.resources,
+                packing=self.policy.packing,
+                named=named,
+            )
+            found = place(self.frame, gang.shape, kind, floor, terms)
+            if found is not None:
+                return found
+        return None
+
+    def _within_one_cluster(self, gang: Gang, may_use: BoolArray) -> Iterator[BoolArray]:
+        """The nodes it may use, a cluster at a time: one backend carries a gang, no gang lies in two."""
+        clusters = self.frame.clusters
+        if len(clusters) < 2 or gang.shape.cluster != NONE:
+            yield may_use
+            return
+        for cluster in clusters:
+            mask = may_use & (self.frame.cluster == cluster)
+            if mask.any():
+                yield mask
 
     def _now(self, gang: Gang) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""

@@ -82,6 +82,12 @@ def test_a_type_it_does_not_accept_and_a_mix_of_types_are_caught() -> None:
     assert "kind" in rules(scene, start(2, Share(0, 0, 1, (1,)), Share(0, 1, 1, (1,))))
 
 
+def test_a_gang_in_two_clusters_is_caught() -> None:
+    scene = snapshot(replace(facility(), cluster=np.array([1, 2, 2, 2])), gang(1, 2, 8))
+
+    assert rules(scene, start(1, Share(0, 0, 1, WHOLE_NODE), Share(0, 1, 1, WHOLE_NODE))) == {"node"}
+
+
 def test_replicas_in_two_leaves_are_caught_where_one_is_required() -> None:
     scene = snapshot(facility(), gang(1, 2, 8, required="leaf"))
 

@@ -1,5 +1,6 @@
 """Whole passes, one narrative each: a scene, and what is decided."""
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -205,3 +206,12 @@ def test_the_shortest_are_backfilled_first_when_the_policy_says_so() -> None:
     )
 
     assert started(decided) == [6, 5, 4]
+
+
+def test_a_gang_lies_within_one_cluster() -> None:
+    where = replace(facility(), cluster=np.array([1, 1, 1, 2]))
+
+    decided = decide(snapshot(where, gang(1, 4, 8), gang(2, 3, 8)))
+
+    assert started(decided) == [2]
+    assert nodes_of(decided, 2) == [0, 1, 2]
