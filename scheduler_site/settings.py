@@ -182,7 +182,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.authentication.IsSignedIn"],
     "DEFAULT_PARSER_CLASSES": ["apps.core.api.parsing.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "apps.core.api.schema.Schema",
     "EXCEPTION_HANDLER": "apps.core.api.problems.answer_for",
     "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
@@ -192,7 +192,9 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Switchyard",
     "DESCRIPTION": "Jobs, the facility they run in, and why each of them waits or runs.",
     "VERSION": "1",
+    "OAS_VERSION": "3.1.1",  # pydantic writes JSON Schema 2020-12, in which null is a type
     "SERVE_INCLUDE_SCHEMA": False,
+    "POSTPROCESSING_HOOKS": [],  # choices stay where they are used
     "SCHEMA_PATH_PREFIX": r"/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
     "SWAGGER_UI_DIST": "SIDECAR",
