@@ -118,4 +118,13 @@ def frame(request: HttpRequest) -> dict[str, object]:
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         return {}
-    return {"frame": Frame(request)}
+    return {"frame": frame_of(request)}
+
+
+def frame_of(request: HttpRequest) -> Frame:
+    """The frame of this request; what a page has read of it already is not read again."""
+    known = getattr(request, "frame", None)
+    if not isinstance(known, Frame):
+        known = Frame(request)
+        request.frame = known  # type: ignore[attr-defined]  # kept where the next one looks
+    return known

@@ -1,6 +1,6 @@
 """What is known about the facility as built and the health of its nodes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
-from apps.inventory.models import AcceleratorType, Backend, Cluster, Device, Domain, DomainKind, Health, Node
+from apps.inventory.models import AcceleratorType, Cluster, Device, Domain, Health, Node
 
 Viewer: TypeAlias = AbstractBaseUser | AnonymousUser  # teams and inventory do not know each other
 
@@ -27,12 +27,17 @@ class Site:
 
 def site() -> Site:
     """The facility's name is that of its power tree's root."""
-    rows = Domain.objects.filter(kind__in=(DomainKind.FACILITY, DomainKind.HALL)).values_list("kind", "name")
-    names = [(str(kind), name) for kind, name in rows]
-    facility = next((name for kind, name in names if kind == DomainKind.FACILITY), "Facility")
-    n_halls = sum(kind == DomainKind.HALL for kind, _ in names)
-    backends = set(Cluster.objects.filter(is_enabled=True).values_list("backend", flat=True))
-    return Site(facility, n_halls, Backend.SIMULATED in backends, backends == {Backend.SIMULATED})
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT (SELECT name FROM inventory_domain WHERE kind = 'facility' ORDER BY id LIMIT 1),"
+            " (SELECT count(*) FROM inventory_domain WHERE kind = 'hall'),"
+            " coalesce(bool_or(backend = 'simulated'), false), coalesce(bool_and(backend = 'simulated'), false)"
+            " FROM inventory_cluster WHERE is_enabled"
+        )
+        row = cursor.fetchone()
+    assert row is not None
+    name, n_halls, is_simulated, is_all_simulated = row
+    return Site(name or "Facility", n_halls, is_simulated, is_all_simulated)
 
 
 def nodes_visible_to(viewer: Viewer) -> QuerySet[Node]:
@@ -125,11 +130,17 @@ class MapNode:
     accelerator_type: str
 
 
-def leaf_map(viewer: Viewer, *, most: int, spines: Sequence[str] | None = None) -> tuple[MapNode, ...] | None:
-    """The nodes by spine and leaf, or None when there are more than `most`: then a coarser picture is due."""
+def leaf_map(viewer: Viewer, *, most: int, around: Iterable[str] | None = None) -> tuple[MapNode, ...] | None:
+    """The nodes by spine and leaf, or None when there are more than `most`: then a coarser picture is due.
+
+    Args:
+        around: Names of nodes; only their spine groups are drawn.
+    """
     nodes = node_rows(viewer).filter(leaf__isnull=False)
-    if spines is not None:
-        nodes = nodes.filter(leaf__parent__name__in=spines)
+    if around is not None:
+        nodes = nodes.filter(
+            leaf__parent__in=Domain.objects.filter(children__leaf_nodes__name__in=list(around))
+        )
     rows = list(
         nodes.order_by("leaf__parent__name", "leaf__name", "name").values_list(  # type: ignore[misc]  # annotated
             "id",
@@ -145,12 +156,6 @@ def leaf_map(viewer: Viewer, *, most: int, spines: Sequence[str] | None = None) 
     if len(rows) > most:
         return None
     return tuple(MapNode(id, name, spine or "", *rest) for id, name, spine, *rest in rows)
-
-
-def spines_of(node_names: Iterable[str]) -> list[str]:
-    """Names of the spine groups these nodes hang in; nodes without one are left out."""
-    names = Node.objects.filter(name__in=list(node_names), leaf__parent__isnull=False)
-    return list(names.order_by().values_list("leaf__parent__name", flat=True).distinct())
 
 
 def accelerator_type_names() -> list[str]:

@@ -52,6 +52,26 @@ def may_read_logs(viewer: User, job: Job) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Rights:
+    """What a person may know of a job and do to it."""
+
+    sees_private: bool
+    reads_logs: bool
+    may_change: bool
+
+
+def rights_of(viewer: User, job: Job) -> Rights:
+    """All three answers, for whom the team is asked but once."""
+    is_of_the_team_ = is_of_the_team(viewer, job)
+    is_admin, may_operate = teams.is_admin(viewer), teams.may_operate(viewer)
+    return Rights(
+        sees_private=is_of_the_team_ or is_admin or teams.is_auditor(viewer) or may_operate,
+        reads_logs=is_of_the_team_ or is_admin,
+        may_change=is_of_the_team_ or may_operate,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Filters:
     """What a list of jobs is narrowed down to."""
 

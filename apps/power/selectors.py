@@ -1,6 +1,6 @@
 """How many watts each domain may draw, and what it was seen to draw."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -73,11 +73,13 @@ class Draw:
     is_modelled: bool
 
 
-def it_draw_now(at: datetime) -> Draw | None:
-    """The latest readings of the halls added up, or else of the facility; None when none is fresh."""
-    latest: dict[int, PowerReading] = {}
-    for reading in readings_since(at - FRESH, (DomainKind.HALL, DomainKind.FACILITY)):
-        latest[reading.domain_id] = reading
+def it_draw(readings: Iterable[PowerReading], at: datetime) -> Draw | None:
+    """The latest readings of the halls added up, or else of the facility; None when none is fresh.
+
+    Args:
+        readings: Of halls and facilities, the oldest first.
+    """
+    latest = {reading.domain_id: reading for reading in readings if reading.at >= at - FRESH}
     halls = [reading for reading in latest.values() if reading.domain.kind == DomainKind.HALL]
     facilities = [reading for reading in latest.values() if reading.domain.kind == DomainKind.FACILITY]
     chosen = halls or facilities

@@ -26,25 +26,30 @@ def n_waiting(viewer: User) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The whole queue in figures."""
+    """What waits, as a whole or for one reason; held jobs are not counted."""
 
+    code: str  # empty: the whole queue; `new`: no pass has looked at it yet
     n_jobs: int
     devices: Decimal
     oldest_at: datetime | None
     median_wait_s: float | None
 
 
-def waiting(viewer: User, at: datetime) -> Waiting:
-    """How much waits, and for how long; held jobs are not counted."""
+def waiting(at: datetime) -> tuple[Waiting, tuple[Waiting, ...]]:
+    """The whole queue, and the same by reason, which adds up to it. Everyone signed in may know."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*), coalesce(sum(n_devices), 0), min(queued_at),"
-            " percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM %s - queued_at))"
-            " FROM jobs_job WHERE state = 'queued' AND NOT is_held",
+            "SELECT grouping(code) = 1, code, count(*), coalesce(sum(n_devices), 0), min(queued_at),"
+            " percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM %s - queued_at)) FROM ("
+            "  SELECT coalesce(reason.code, 'new') AS code, job.n_devices, job.queued_at FROM jobs_job job"
+            "  LEFT JOIN scheduling_reason reason ON reason.job_id = job.id"
+            "  WHERE job.state = 'queued' AND NOT job.is_held) waiting"
+            " GROUP BY GROUPING SETS ((code), ())",
             [at],
         )
-        n_jobs, devices, oldest_at, median_s = cursor.fetchone()
-    return Waiting(n_jobs, devices, oldest_at, median_s)
+        rows = cursor.fetchall()
+    whole = next(Waiting("", *rest) for is_whole, _, *rest in rows if is_whole)
+    return whole, tuple(Waiting(code, *rest) for is_whole, code, *rest in rows if not is_whole)
 
 
 def reserved_power_w() -> float:
@@ -63,36 +68,37 @@ def reserved_power_w() -> float:
 
 @dataclass(frozen=True, slots=True)
 class TeamLoad:
-    """What one team holds and waits for, over all types."""
+    """What one team is entitled to, holds and waits for, over all types; held jobs do not wait."""
 
     team_id: int
+    name: str
+    parent: str
+    is_parent: bool
+    entitled: int | None  # None: it has no quota
     held: Decimal
     waiting: Decimal
     n_running: int
     n_waiting: int
 
 
-def load_by_team() -> dict[int, TeamLoad]:
-    """Devices held and waited for by each team that has any, from the jobs themselves; held jobs do not wait."""
-    loads = (
-        Job.objects.filter(
-            state__in=(State.QUEUED, State.STARTING, State.RUNNING, State.PAUSING, State.PREEMPTING)
+def load_by_team() -> tuple[TeamLoad, ...]:
+    """All teams, by name, from the jobs themselves. Everyone signed in may know."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT team.id, team.name, coalesce(parent.name, ''),"
+            " EXISTS (SELECT 1 FROM teams_team child WHERE child.parent_id = team.id),"
+            " (SELECT sum(entitlement)::int FROM teams_quota quota WHERE quota.team_id = team.id),"
+            " coalesce(load.held, 0), coalesce(load.waiting, 0), coalesce(load.n_running, 0),"
+            " coalesce(load.n_waiting, 0) FROM teams_team team"
+            " LEFT JOIN teams_team parent ON parent.id = team.parent_id"
+            " LEFT JOIN (SELECT team_id, sum(n_devices) FILTER (WHERE state <> 'queued') AS held,"
+            "  sum(n_devices) FILTER (WHERE state = 'queued') AS waiting,"
+            "  count(*) FILTER (WHERE state <> 'queued') AS n_running,"
+            "  count(*) FILTER (WHERE state = 'queued') AS n_waiting FROM jobs_job"
+            "  WHERE state IN ('starting', 'running', 'pausing', 'preempting') OR (state = 'queued' AND NOT is_held)"
+            "  GROUP BY team_id) load ON load.team_id = team.id ORDER BY team.name"
         )
-        .order_by()
-        .exclude(state=State.QUEUED, is_held=True)
-        .values_list("team_id", "state")
-        .annotate(n_jobs=Count("id"), devices=Sum("n_devices"))
-    )
-    found: dict[int, list[Decimal]] = {}
-    for team_id, state, n_jobs, devices in loads:
-        row = found.setdefault(team_id, [Decimal(0), Decimal(0), Decimal(0), Decimal(0)])
-        is_waiting = state == State.QUEUED
-        row[1 if is_waiting else 0] += devices or 0
-        row[3 if is_waiting else 2] += n_jobs
-    return {
-        team_id: TeamLoad(team_id, held, waiting, int(n_running), int(n_queued))
-        for team_id, (held, waiting, n_running, n_queued) in found.items()
-    }
+        return tuple(TeamLoad(*row) for row in cursor.fetchall())
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +194,6 @@ def open_counts(viewer: User) -> OpenCounts:
         else:
             counts["paused" if state in (State.PAUSING, State.PAUSED) else "running"] += n
     return OpenCounts(**counts)
-
-
-def waiting_by_code(viewer: User) -> tuple[tuple[str, int, Decimal], ...]:
-    """Code, jobs and devices of what waits and is not held; jobs no pass has looked at are `new`."""
-    rows = (
-        jobs.jobs_visible_to(viewer)
-        .filter(state=State.QUEUED, is_held=False)
-        .order_by()
-        .values_list("reason__code")
-        .annotate(n=Count("id"), devices=Sum("n_devices"))
-    )
-    return tuple((code or "new", n, devices or Decimal(0)) for code, n, devices in rows)
 
 
 def n_expected_before(viewer: User, before: datetime) -> int:

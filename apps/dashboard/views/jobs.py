@@ -26,7 +26,7 @@ from apps.events import selectors as events
 from apps.events.models import Event
 from apps.execution import selectors as execution
 from apps.inventory import selectors as inventory
-from apps.jobs import policies, selectors, services
+from apps.jobs import selectors, services
 from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Allocation, Job
 from apps.scheduling import selectors as scheduling
@@ -45,20 +45,11 @@ _STREAMS: Final = ("stdout", "stderr")
 
 
 @dataclass(frozen=True)
-class Rights:
-    """What the viewer may know of this job and do to it."""
-
-    sees_private: bool
-    reads_logs: bool
-    may_change: bool
-
-
-@dataclass(frozen=True)
 class Seen:
     """A job as its viewer sees it."""
 
     job: Job
-    rights: Rights
+    rights: selectors.Rights
     viewer: User
 
 
@@ -70,12 +61,7 @@ def _seen(request: HttpRequest, job_id: int) -> Seen:
     job = jobs.filter(pk=job_id).first()
     if job is None:
         raise Http404("no such job")
-    rights = Rights(
-        sees_private=selectors.may_see_private(viewer, job),
-        reads_logs=selectors.may_read_logs(viewer, job),
-        may_change=policies.may_change(viewer, job),
-    )
-    return Seen(job, rights, viewer)
+    return Seen(job, selectors.rights_of(viewer, job), viewer)
 
 
 def _require(seen: Seen, has_right: bool, sentence: str) -> None:
@@ -94,9 +80,9 @@ def _require(seen: Seen, has_right: bool, sentence: str) -> None:
 @require_GET
 def job(request: HttpRequest, job_id: int) -> HttpResponse:
     seen = _seen(request, job_id)
-    return render(
-        request, "dashboard/pages/job.html", {**_body(seen), **_log_tail(request, seen), "tab": "overview"}
-    )
+    body = _body(seen)
+    context = {**body, **_log_tail(request, seen, body["latest"]), "tab": "overview"}
+    return render(request, "dashboard/pages/job.html", context)
 
 
 @page
@@ -106,9 +92,14 @@ def logs(request: HttpRequest, job_id: int) -> HttpResponse:
     _require(seen, seen.rights.reads_logs, "Logs are for the job's team and administrators.")
     if request.GET.get("download"):
         return _download(request, seen)
-    return render(
-        request, "dashboard/pages/job_logs.html", {**_base(seen), **_log_tail(request, seen), "tab": "logs"}
-    )
+    context = {
+        **_base(seen),
+        **_log_tail(request, seen),
+        "tab": "logs",
+        "streams": _STREAMS,
+        "fences": list(selectors.attempts(seen.job).values_list("fence", flat=True)[:_MOST_PLACES]),
+    }
+    return render(request, "dashboard/pages/job_logs.html", context)
 
 
 @page
@@ -289,8 +280,8 @@ def _given_reason(request: HttpRequest) -> str:
 
 def _base(seen: Seen) -> dict[str, Any]:
     job, at = seen.job, clock.now()
-    allocation = selectors.open_allocation(job)
-    latest = allocation or selectors.attempts(job).first()
+    latest = selectors.attempts(job).first()
+    allocation = latest if latest is not None and latest.ended_at is None else None
     reason = scheduling.reason_of(job)
     return {
         "job": job,
@@ -337,8 +328,7 @@ def _body(seen: Seen) -> dict[str, Any]:
 
 
 def _map(viewer: User, names: set[str]) -> tuple[Spine, ...] | None:
-    spines = inventory.spines_of(names)
-    nodes = inventory.leaf_map(viewer, most=_MOST_MAP_NODES, spines=spines) if spines else None
+    nodes = inventory.leaf_map(viewer, most=_MOST_MAP_NODES, around=names)
     return spines_of(nodes, names) if nodes else None
 
 
@@ -433,30 +423,16 @@ def _attempt(allocation: Allocation, shares: tuple[selectors.NodeShare, ...]) ->
 # Logs ------------------------------------------------------------------------------------------------------------
 
 
-def _log_tail(request: HttpRequest, seen: Seen) -> dict[str, Any]:
+def _log_tail(request: HttpRequest, seen: Seen, latest: Allocation | None = None) -> dict[str, Any]:
     """The last lines of one replica's output, as far as the viewer may read them."""
     if not seen.rights.reads_logs:
         return {"log": None}
-    fence, rank, stream = (
-        request.GET.get("attempt", ""),
-        request.GET.get("rank", "0"),
-        request.GET.get("stream", "stdout"),
-    )
-    stream = stream if stream in _STREAMS else "stdout"
-    rank_number = int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 8 else 0
+    stream, rank, fence = (request.GET.get(name, "") for name in ("stream", "rank", "attempt"))
+    stream = stream if stream in _STREAMS else _STREAMS[0]
+    rank_number = int(rank) if _is_count(rank) else 0
     tries = selectors.attempts(seen.job)
-    chosen = (
-        tries.filter(fence=int(fence)).first()
-        if fence.isascii() and fence.isdigit() and len(fence) < 9
-        else tries.first()
-    )
-    context: dict[str, Any] = {
-        "streams": _STREAMS,
-        "stream": stream,
-        "rank": rank_number,
-        "log_attempt": chosen,
-        "fences": list(tries.values_list("fence", flat=True)[:20]),
-    }
+    chosen = tries.filter(fence=int(fence)).first() if _is_count(fence) else latest or tries.first()
+    context: dict[str, Any] = {"stream": stream, "rank": rank_number, "log_attempt": chosen}
     if chosen is None:
         return {**context, "log": None, "log_note": "It has not started yet, so it has printed nothing."}
     try:
@@ -466,6 +442,10 @@ def _log_tail(request: HttpRequest, seen: Seen) -> dict[str, Any]:
     lines = text.splitlines()
     is_cut = is_cut or len(lines) > _LOG_LINES
     return {**context, "log": "\n".join(lines[-_LOG_LINES:]), "log_is_cut": is_cut, "log_note": ""}
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9
 
 
 def _tail(allocation: Allocation, rank: int, stream: str) -> tuple[str, bool]:
@@ -490,17 +470,17 @@ def _download(request: HttpRequest, seen: Seen) -> HttpResponse:
     chosen: Allocation | None = context.get("log_attempt")
     rank, stream = context["rank"], context["stream"]
 
-    def pieces() -> Iterator[str]:
+    def pieces(attempt: Allocation) -> Iterator[str]:
         offset = 0
-        for _ in range(_MOST_CHUNKS if chosen is not None else 0):
+        for _ in range(_MOST_CHUNKS):
             chunk = execution.read_log(
-                allocation=chosen, rank=rank, stream=stream, offset=offset, limit=_CHUNK_BYTES
+                allocation=attempt, rank=rank, stream=stream, offset=offset, limit=_CHUNK_BYTES
             )
             if not chunk.text:
                 return
             yield chunk.text
             offset = chunk.next_offset
 
-    answer = StreamingHttpResponse(pieces(), content_type="text/plain; charset=utf-8")
+    answer = StreamingHttpResponse(pieces(chosen) if chosen else (), content_type="text/plain; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="job-{seen.job.pk}-{stream}-{rank}.txt"'
     return answer  # type: ignore[return-value]  # a streaming answer is an answer; the stubs part them

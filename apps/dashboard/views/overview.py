@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -12,71 +13,71 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from apps.core import clock
 from apps.dashboard import charts, words
+from apps.dashboard.frame import frame_of
 from apps.dashboard.templatetags import formats
-from apps.dashboard.views.common import etag_of, page, part, viewer_of
+from apps.dashboard.views.common import etag_of, page, part
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
-from apps.inventory.models import Health
+from apps.inventory.models import DomainKind, Health
 from apps.power import selectors as power
+from apps.power.models import PowerReading
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
-from apps.teams import selectors as teams
-from apps.teams.models import User
 
 PERIODS: Final = {"6h": timedelta(hours=6), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
 _MOST_POINTS: Final = 288
 _MOST_TEAMS: Final = 50
+_MOST_ATTENTION: Final = 4
 
 
 @page
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
-    viewer, at = viewer_of(request), clock.now()
     period = _period(request)
+    known = Known(request, PERIODS[period])
     context = {
-        **_figures(viewer, at),
-        **_attention(viewer, at),
-        **_teams(viewer),
+        **_figures(known),
+        **_attention(known),
+        **_teams(),
         "period": period,
         "periods": PERIODS,
-        "power_figure": _power_figure(at, PERIODS[period]),
-        "use_figure": _use_figure(at, PERIODS[period]),
+        "power_figure": _power_figure(known),
+        "use_figure": _use_figure(known),
     }
+    known.frame.n_waiting = known.waiting[0].n_jobs
     return render(request, "dashboard/pages/overview.html", context)
 
 
 @page
 @require_GET
 def figures_part(request: HttpRequest) -> HttpResponse:
-    viewer, at = viewer_of(request), clock.now()
-    return part(request, "dashboard/parts/figures.html", _version(), lambda: _figures(viewer, at))
+    known = Known(request)
+    return part(request, "dashboard/parts/figures.html", known.version, lambda: _figures(known))
 
 
 @page
 @require_GET
 def attention_part(request: HttpRequest) -> HttpResponse:
-    viewer, at = viewer_of(request), clock.now()
-    return part(request, "dashboard/parts/attention.html", _version(), lambda: _attention(viewer, at))
+    known = Known(request)
+    return part(request, "dashboard/parts/attention.html", known.version, lambda: _attention(known))
 
 
 @page
 @require_GET
 def teams_part(request: HttpRequest) -> HttpResponse:
-    viewer = viewer_of(request)
-    return part(request, "dashboard/parts/teams.html", _version(), lambda: _teams(viewer))
+    return part(request, "dashboard/parts/teams.html", Known(request).version, _teams)
 
 
 @page
 @require_GET
 def chart(request: HttpRequest, name: str) -> HttpResponse:
-    at = clock.now()
     etag = etag_of(request, name)
     if request.headers.get("If-None-Match") == etag:
         return HttpResponse(status=304, headers={"ETag": etag})
     figure = _power_figure if name == "power" else _use_figure
-    return JsonResponse(figure(at, PERIODS[_period(request)])["figure"], headers={"ETag": etag})
+    known = Known(request, PERIODS[_period(request)])
+    return JsonResponse(figure(known)["figure"], headers={"ETag": etag})
 
 
 def _period(request: HttpRequest) -> str:
@@ -84,9 +85,38 @@ def _period(request: HttpRequest) -> str:
     return asked if asked in PERIODS else "24h"
 
 
-def _version() -> tuple[object, ...]:
-    latest = scheduling.last_pass()
-    return (events.latest_event_id(), latest.pk if latest else None)
+class Known:
+    """What the page and its parts are made of: each fact is read when it is first wanted, and once."""
+
+    def __init__(self, request: HttpRequest, period: timedelta = PERIODS["6h"]) -> None:
+        self.frame = frame_of(request)
+        self.at = self.frame.now
+        self.since = self.at - period
+
+    @property
+    def version(self) -> tuple[object, ...]:
+        latest = self.frame.last_pass
+        return (events.latest_event_id(), latest.pk if latest else None)
+
+    @cached_property
+    def by_type(self) -> tuple[scheduling.TypeUse, ...]:
+        return scheduling.use_now()
+
+    @cached_property
+    def envelope(self) -> power.Envelope | None:
+        return power.envelope(list(power.limits()))
+
+    @cached_property
+    def reserved_w(self) -> float:
+        return board.reserved_power_w()
+
+    @cached_property
+    def readings(self) -> list[PowerReading]:
+        return list(power.readings_since(self.since, (DomainKind.HALL, DomainKind.FACILITY)))
+
+    @cached_property
+    def waiting(self) -> tuple[board.Waiting, tuple[board.Waiting, ...]]:
+        return board.waiting(self.at)
 
 
 @dataclass(frozen=True)
@@ -110,42 +140,38 @@ class Use:
         return (("green", self.held), ("slate", self.out))
 
 
-def _figures(viewer: User, at: datetime) -> dict[str, Any]:
-    by_type = scheduling.use_now()
-    envelope = power.envelope(list(power.limits()))
-    reserved_w = board.reserved_power_w()
-    draw = power.it_draw_now(at)
-    codes = board.waiting_by_code(viewer)
+def _figures(known: Known) -> dict[str, Any]:
+    draw = power.it_draw(known.readings, known.at)
+    limit_w = known.envelope.limit_w if known.envelope else 0.0
+    whole, by_code = known.waiting
     by_tile: dict[str, float] = defaultdict(float)
-    for code, _, devices in codes:
-        by_tile[words.reason(code).tile] += float(devices)
-    simulated = [one for one in by_type if one.is_simulated]
-    latest = scheduling.last_pass()
+    for one in by_code:
+        by_tile[words.reason(one.code).tile] += float(one.devices)
+    simulated = [one for one in known.by_type if one.is_simulated]
+    latest = known.frame.last_pass
+    drawn_w = draw.draw_w if draw else 0.0
     return {
-        "last_pass": latest,
-        "pass_ms": sum(latest.phase_ms.values()) if latest else None,
-        "pass_parts": (("green", latest.n_started),) if latest else (),
-        "at": at,
+        "at": known.at,
         "use": Use(
-            sum(one.n_capacity for one in by_type),
-            sum(one.claimed for one in by_type),
-            sum(one.n_unhealthy for one in by_type),
+            sum(one.n_capacity for one in known.by_type),
+            sum(one.claimed for one in known.by_type),
+            sum(one.n_unhealthy for one in known.by_type),
         ),
-        "by_type": by_type,
-        "is_all_simulated": bool(simulated) and len(simulated) == len(by_type),
+        "by_type": known.by_type,
+        "is_all_simulated": bool(simulated) and len(simulated) == len(known.by_type),
         "is_partly_simulated": bool(simulated),
         "n_simulated": sum(one.n_capacity for one in simulated),
-        "reserved_w": reserved_w,
-        "envelope": envelope,
         "draw": draw,
-        "power_scale_w": max(reserved_w, draw.draw_w if draw else 0, envelope.limit_w if envelope else 0)
-        * 1.05,
-        "power_parts": (("blue", draw.draw_w), ("mist", reserved_w - draw.draw_w))
-        if draw
-        else (("mist", reserved_w),),
-        "power_marks": (envelope.limit_w,) if envelope else (),
-        "waiting": board.waiting(viewer, at),
+        "reserved_w": known.reserved_w,
+        "envelope": known.envelope,
+        "power_scale_w": max(known.reserved_w, drawn_w, limit_w) * 1.05,
+        "power_parts": (("blue", drawn_w), ("mist", max(0.0, known.reserved_w - drawn_w))),
+        "power_marks": (limit_w,) if limit_w else (),
+        "waiting": whole,
         "waiting_parts": tuple((tile.colour, by_tile.get(tile.key, 0.0)) for tile in words.TILES),
+        "last_pass": latest,
+        "pass_ms": known.frame.pass_ms,
+        "pass_parts": (("green", latest.n_started),) if latest else (),
     }
 
 
@@ -161,10 +187,9 @@ class Attention:
     tone: str
 
 
-def _attention(viewer: User, at: datetime) -> dict[str, Any]:
-    return {
-        "attention": [*_lost_clusters(at), *_sick_nodes(), *_refused_pass(), *_waiting_at_quota(viewer)][:4]
-    }
+def _attention(known: Known) -> dict[str, Any]:
+    found = [*_lost_clusters(known.at), *_sick_nodes(), *_refused_pass(known), *_waiting_at_quota(known)]
+    return {"attention": found[:_MOST_ATTENTION]}
 
 
 def _lost_clusters(at: datetime) -> list[Attention]:
@@ -198,8 +223,8 @@ def _sick_nodes() -> list[Attention]:
     return [Attention(title, f"{parts} · {devices} devices", url, "Nodes", "heartbeat", tone)]
 
 
-def _refused_pass() -> list[Attention]:
-    latest = scheduling.last_pass()
+def _refused_pass(known: Known) -> list[Attention]:
+    latest = known.frame.last_pass
     if latest is None or not latest.is_refused:
         return []
     url = reverse("dashboard:pass", args=[latest.pk])
@@ -207,15 +232,14 @@ def _refused_pass() -> list[Attention]:
     return [Attention("The last plan was refused", detail, url, "Open", "alert-triangle", "bad")]
 
 
-def _waiting_at_quota(viewer: User) -> list[Attention]:
-    found = []
-    for code, n_jobs, devices in board.waiting_by_code(viewer):
-        if code == "quota" and n_jobs:
-            title = f"{formats.count(n_jobs)} {'job waits' if n_jobs == 1 else 'jobs wait'} at a quota"
-            detail = f"{formats.devices(devices)} devices are asked beyond what their teams may use"
-            url = f"{reverse('dashboard:queue')}?reason=quota"
-            found.append(Attention(title, detail, url, "Queue", "users-group", "info"))
-    return found
+def _waiting_at_quota(known: Known) -> list[Attention]:
+    stuck = next((one for one in known.waiting[1] if one.code == "quota"), None)
+    if stuck is None:
+        return []
+    title = f"{formats.count(stuck.n_jobs)} {'job waits' if stuck.n_jobs == 1 else 'jobs wait'} at a quota"
+    detail = f"{formats.devices(stuck.devices)} devices are asked beyond what their teams may use"
+    url = f"{reverse('dashboard:queue')}?reason=quota"
+    return [Attention(title, detail, url, "Queue", "users-group", "info")]
 
 
 @dataclass(frozen=True)
@@ -248,54 +272,50 @@ class TeamRow:
         return (float(self.entitled),) if self.entitled else ()
 
 
-def _teams(viewer: User) -> dict[str, Any]:
-    loads = board.load_by_team()
-    rows = []
-    every = list(teams.teams_with_quotas(viewer))
-    # What a parent is entitled to is what its sub-teams have: counted with them it would be counted twice.
-    parents = {team.parent_id for team in every}
-    for team in every:
-        load = loads.get(team.pk)
-        quotas = [quota.entitlement for quota in team.quotas.all()]
-        if load is None and (not quotas or team.pk in parents):
-            continue
-        rows.append(
-            TeamRow(
-                name=team.name,
-                parent=team.parent.name if team.parent else "",
-                held=float(load.held) if load else 0.0,
-                entitled=sum(quotas) if quotas else None,
-                waiting=float(load.waiting) if load else 0.0,
-                n_running=load.n_running if load else 0,
-                n_waiting=load.n_waiting if load else 0,
-            )
+def _teams() -> dict[str, Any]:
+    """Teams that hold or wait for something, and those that may.
+
+    What a parent is entitled to is what its sub-teams have: it would be counted twice.
+    """
+    rows = [
+        TeamRow(
+            one.name,
+            one.parent,
+            float(one.held),
+            one.entitled,
+            float(one.waiting),
+            one.n_running,
+            one.n_waiting,
         )
+        for one in board.load_by_team()
+        if one.n_running or one.n_waiting or (one.entitled is not None and not one.is_parent)
+    ]
     rows.sort(key=lambda row: (-row.held, -row.waiting, row.name))
     return {"teams": rows[:_MOST_TEAMS]}
 
 
-def _power_figure(at: datetime, period: timedelta) -> dict[str, Any]:
-    """Draw by hall where halls are read, else of the facility; without any reading, only what is reserved now."""
-    since = at - period
+def _power_figure(known: Known) -> dict[str, Any]:
+    """Draw by hall where halls are read, else of the facility; without a reading, only what is reserved now."""
     by_kind: dict[str, dict[str, list[tuple[datetime, float]]]] = {"hall": {}, "facility": {}}
     sources = set()
-    for reading in power.readings_since(since, tuple(by_kind)):
+    for reading in known.readings:
         by_kind[reading.domain.kind].setdefault(reading.domain.name, []).append((reading.at, reading.draw_w))
         sources.add(reading.source)
     draw = by_kind["hall"] or by_kind["facility"]
     thin = {name: charts.thinned(points, _MOST_POINTS) for name, points in sorted(draw.items())}
-    reserved_w = board.reserved_power_w()
     if not thin:
-        thin = {"Reserved now": [(at - timedelta(minutes=5), reserved_w), (at, reserved_w)]}
-    envelope = power.envelope(list(power.limits()))
+        five_ago = known.at - timedelta(minutes=5)
+        thin = {"Reserved now": [(five_ago, known.reserved_w), (known.at, known.reserved_w)]}
     is_at_meter = bool(by_kind["facility"]) and not by_kind["hall"]
-    limit_w = (envelope.meter_limit_w if is_at_meter else envelope.limit_w) if envelope else None
+    limit_w = None
+    if known.envelope is not None:
+        limit_w = known.envelope.meter_limit_w if is_at_meter else known.envelope.limit_w
     now_w = sum(points[-1][1] for points in thin.values())
     sentence = f"Now {formats.power(now_w)}, " + (
         f"limit {formats.power(limit_w)}" if limit_w else "no limit is set"
     )
     return {
-        "figure": charts.power_chart(thin, limit_w, since=since, now=at),
+        "figure": charts.power_chart(thin, limit_w, since=known.since, now=known.at),
         "sentence": sentence,
         "rows": _table(thin, formats.power),
         "names": list(thin),
@@ -304,11 +324,10 @@ def _power_figure(at: datetime, period: timedelta) -> dict[str, Any]:
     }
 
 
-def _use_figure(at: datetime, period: timedelta) -> dict[str, Any]:
-    since = at - period
+def _use_figure(known: Known) -> dict[str, Any]:
     held: dict[str, list[tuple[datetime, float]]] = {}
     capacity: dict[datetime, float] = defaultdict(float)
-    for sample in scheduling.samples(since=since, until=at):
+    for sample in scheduling.samples(since=known.since, until=known.at):
         name = sample.accelerator_type.name + (" (simulated)" if sample.is_simulated else "")
         held.setdefault(name, []).append((sample.at, sample.claimed))
         capacity[sample.at] += sample.n_capacity
@@ -316,7 +335,7 @@ def _use_figure(at: datetime, period: timedelta) -> dict[str, Any]:
     total = charts.thinned(sorted(capacity.items()), _MOST_POINTS)
     now_held = sum(points[-1][1] for points in thin.values())
     return {
-        "figure": charts.utilization_chart(thin, total, since=since, now=at),
+        "figure": charts.utilization_chart(thin, total, since=known.since, now=known.at),
         "sentence": f"Now {formats.devices(now_held)} devices in use" if thin else "No samples yet",
         "rows": _table(thin, formats.devices),
         "names": list(thin),

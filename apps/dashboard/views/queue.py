@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET
 from apps.core import clock
 from apps.dashboard import words
 from apps.dashboard.asks import Asks, asks_of
+from apps.dashboard.frame import frame_of
 from apps.dashboard.paging import Slice, slice_of
 from apps.dashboard.views.common import PAGE_SIZE, page, part, viewer_of
 from apps.events import selectors as events
@@ -93,6 +94,7 @@ def queue(request: HttpRequest) -> HttpResponse:
     if form.is_valid() and request.GET.get("format") == "csv":
         return _file(viewer, form)
     context = {**_head(viewer, form), "form": form, **_rows(request, viewer, form)}
+    frame_of(request).n_waiting = context["waiting"].n_jobs
     context["team_names"] = [team.name for team in teams.teams_visible_to(viewer).order_by("name")[:500]]
     context["kinds"] = inventory.accelerator_type_names()
     context["sizes"] = [(key, word[0]) for key, word in _SIZES.items()]
@@ -124,22 +126,22 @@ def _tab(form: FilterForm) -> str:
 
 
 def _head(viewer: User, form: FilterForm) -> dict[str, Any]:
-    counts = board.open_counts(viewer)
+    at = clock.now()
+    counts, (whole, by_code) = board.open_counts(viewer), board.waiting(at)
     tab = _tab(form)
     tiles = []
     if tab == "queued":
         by_tile: dict[str, list[float]] = defaultdict(lambda: [0, 0])
-        for code, n_jobs, devices in board.waiting_by_code(viewer):
-            by_tile[words.reason(code).tile][0] += n_jobs
-            by_tile[words.reason(code).tile][1] += float(devices)
+        for one in by_code:
+            by_tile[words.reason(one.code).tile][0] += one.n_jobs
+            by_tile[words.reason(one.code).tile][1] += float(one.devices)
         tiles = [(tile, *by_tile[tile.key]) for tile in words.TILES]
-    at = clock.now()
     return {
         "tab": tab,
         "tabs": [(key, label, getattr(counts, key, None)) for key, (label, _) in TABS.items()],
         "tiles": tiles,
         "chosen_tile": form.cleaned_data.get("reason", "") if form.is_valid() else "",
-        "waiting": board.waiting(viewer, at),
+        "waiting": whole,
         "n_soon": board.n_expected_before(viewer, at + timedelta(hours=1)) if tab == "queued" else 0,
     }
 

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -19,7 +21,7 @@ from apps.inventory import selectors as inventory
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 from apps.teams import policies, selectors, services
-from apps.teams.models import Quota, Team, User
+from apps.teams.models import Quota, Team
 
 _MOST: Final = 1_000_000
 _N_CHANGES: Final = 10
@@ -120,125 +122,140 @@ class Line:
     held: float
 
 
+class Scene:
+    """All teams with what they are entitled to and hold; read once for a page."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.viewer = viewer_of(request)
+        self.teams = list(selectors.teams_with_quotas(self.viewer))
+        ids = inventory.accelerator_type_ids()
+        self.kinds = sorted(ids)
+        asked = request.POST.get("kind") or request.GET.get("kind", "")
+        self.kind = asked if asked in ids else next(iter(self.kinds), "")
+        self._name_of = {pk: name for name, pk in ids.items()}
+        self._children: dict[int | None, list[Team]] = defaultdict(list)
+        for team in self.teams:
+            self._children[team.parent_id].append(team)
+
+    def team_named(self, name: str) -> Team:
+        found = next((team for team in self.teams if team.name == name), None)
+        if found is None:
+            raise Http404("no such team")
+        return found
+
+    def sub_teams(self, team: Team) -> list[Team]:
+        return self._children[team.pk]
+
+    @cached_property
+    def _held_alone(self) -> dict[tuple[int, str], float]:
+        return {
+            (row.team_id, self._name_of[row.accelerator_type_id]): float(row.devices)
+            for row in board.held_by_team_and_type()
+        }
+
+    def held(self, team: Team, kind: str) -> float:
+        """What the team and all teams below it hold."""
+        inside = [one for _, one in self.in_tree_order(team)]
+        return sum(self._held_alone.get((one.pk, kind), 0.0) for one in inside)
+
+    @cached_property
+    def _waiting_alone(self) -> dict[int, float]:
+        return {load.team_id: float(load.waiting) for load in board.load_by_team()}
+
+    def waiting(self, team: Team) -> float:
+        return sum(self._waiting_alone.get(one.pk, 0.0) for _, one in self.in_tree_order(team))
+
+    def in_tree_order(self, top: Team | None = None) -> list[tuple[int, Team]]:
+        """Each team behind its parent, with its depth; only from `top` down, where it is given."""
+        ordered: list[tuple[int, Team]] = []
+        todo = [(0, team) for team in ([top] if top else reversed(self._children[None]))]
+        while todo:
+            depth, team = todo.pop()
+            ordered.append((depth, team))
+            todo += [(depth + 1, child) for child in reversed(self._children[team.pk])]
+        return ordered
+
+
 @page
 @require_GET
 def quotas(request: HttpRequest) -> HttpResponse:
-    """All teams: entitled, held and waiting by type, and the sum against what there is."""
-    viewer = viewer_of(request)
-    kinds = inventory.accelerator_type_names()
-    kind = _kind(request, kinds)
-    capacity = sum(one.n_capacity for one in scheduling.use_now() if one.name == kind)
-    held = _held()
+    """All teams: entitled and held by type, and the sum against what there is."""
+    scene = Scene(request)
     rows = [
-        Line(depth, team, _quota_of(team, kind), held.get((team.pk, kind), 0.0))
-        for depth, team in _in_tree_order(list(selectors.teams_with_quotas(viewer)))
+        Line(depth, team, _quota_of(team, scene.kind), scene.held(team, scene.kind))
+        for depth, team in scene.in_tree_order()
     ]
     context = {
-        "kinds": kinds,
-        "kind": kind,
+        "kinds": scene.kinds,
+        "kind": scene.kind,
         "rows": rows,
-        "capacity": capacity,
+        "capacity": sum(one.n_capacity for one in scheduling.use_now() if one.name == scene.kind),
         "promised": sum(row.quota.entitlement for row in rows if row.quota and row.team.parent_id is None),
-        "my_team_ids": policies.team_ids_of(viewer),
+        "my_team_ids": policies.team_ids_of(scene.viewer),
     }
     return render(request, "dashboard/pages/quotas.html", context)
 
 
 @page
 def team_quota(request: HttpRequest, name: str) -> HttpResponse:
-    viewer = viewer_of(request)
-    team = selectors.team_named(name, viewer=viewer)
-    kinds = inventory.accelerator_type_names()
-    if not kinds:
+    scene = Scene(request)
+    team = scene.team_named(name)
+    if not scene.kinds:
         raise Http404("the facility has no accelerator types yet")
-    kind = _kind(request, kinds)
     if request.method == "POST":
-        return _save(request, viewer, team, kind, kinds)
+        return _save(request, scene, team)
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "POST"])
-    return _show(request, viewer, team, _table(viewer, team, kind), kinds)
+    return _show(request, scene, team, _table(scene, team))
 
 
-def _show(
-    request: HttpRequest, viewer: User, team: Team, table: Table, kinds: list[str], status: int = 200
-) -> HttpResponse:
+def _show(request: HttpRequest, scene: Scene, team: Team, table: Table, status: int = 200) -> HttpResponse:
     ids = [row.team.pk for row in table.rows] + [team.pk]
     changes = (
-        events.visible_to(viewer)
+        events.visible_to(scene.viewer)
         .filter(subject_kind="team", subject_id__in=ids, kind__in=("quota.changed", "team.updated"))
         .order_by("-id")[:_N_CHANGES]
     )
+    subs = scene.sub_teams(team)
+    figures = [
+        Figure(
+            quota=quota,
+            held=scene.held(team, quota.accelerator_type.name),
+            given=sum(q.entitlement for sub in subs if (q := _quota_of(sub, quota.accelerator_type.name))),
+        )
+        for quota in team.quotas.all()
+    ]
     context = {
         "team": team,
         "table": table,
-        "kinds": kinds,
-        "kind": table.kind,
+        "kinds": scene.kinds,
+        "kind": scene.kind,
+        "figures": figures,
         "changes": [(event, _difference(event.before, event.after)) for event in changes],
-        "owned": selectors.owned_by([team])[team.pk],
-        "held": {
-            kind: held for (team_id, kind), held in _held_below(viewer, team).items() if team_id == team.pk
-        },
     }
     return render(request, "dashboard/pages/quota.html", context, status=status)
 
 
-def _kind(request: HttpRequest, kinds: list[str]) -> str:
-    asked = request.POST.get("kind") or request.GET.get("kind", "")
-    return asked if asked in kinds else (kinds[0] if kinds else "")
+@dataclass(frozen=True)
+class Figure:
+    """What the whole team has of one type."""
+
+    quota: Quota
+    held: float
+    given: int
 
 
 def _quota_of(team: Team, kind: str) -> Quota | None:
     return next((quota for quota in team.quotas.all() if quota.accelerator_type.name == kind), None)
 
 
-def _held() -> dict[tuple[int, str], float]:
-    names = inventory.accelerator_type_ids()
-    by_id = {pk: name for name, pk in names.items()}
-    return {
-        (row.team_id, by_id[row.accelerator_type_id]): float(row.devices)
-        for row in board.held_by_team_and_type()
-    }
-
-
-def _held_below(viewer: User, team: Team) -> dict[tuple[int, str], float]:
-    """What the team and all teams below it hold, counted for the team itself."""
-    children: dict[int | None, list[int]] = defaultdict(list)
-    for pk, parent_id in selectors.teams_visible_to(viewer).values_list("id", "parent_id"):
-        children[parent_id].append(pk)
-    below, frontier = {team.pk}, [team.pk]
-    while frontier:
-        frontier = [pk for parent in frontier for pk in children[parent] if pk not in below]
-        below |= set(frontier)
-    total: dict[tuple[int, str], float] = defaultdict(float)
-    for (team_id, kind), devices in _held().items():
-        if team_id in below:
-            total[(team.pk, kind)] += devices
-    return total
-
-
-def _in_tree_order(teams: list[Team]) -> list[tuple[int, Team]]:
-    """Each team behind its parent, with its depth."""
-    by_parent: dict[int | None, list[Team]] = defaultdict(list)
-    for team in teams:
-        by_parent[team.parent_id].append(team)
-    ordered: list[tuple[int, Team]] = []
-    todo = [(0, team) for team in reversed(by_parent[None])]
-    while todo:
-        depth, team = todo.pop()
-        ordered.append((depth, team))
-        todo += [(depth + 1, child) for child in reversed(by_parent[team.pk])]
-    return ordered
-
-
-def _table(viewer: User, team: Team, kind: str) -> Table:
+def _table(scene: Scene, team: Team) -> Table:
     """The sub-teams of a team; one without any is a single line, itself."""
-    subs = list(selectors.sub_teams(viewer, team))
-    whole = selectors.teams_with_quotas(viewer).get(pk=team.pk)
-    owned = _quota_of(whole, kind)
+    subs, kind = scene.sub_teams(team), scene.kind
+    owned = _quota_of(team, kind)
     table = Table(kind=kind, owned=owned.entitlement if owned else 0, has_sub_teams=bool(subs))
-    held, loads = _held(), board.load_by_team()
-    may_divide, may_lead = policies.may_divide(viewer, team), policies.may_lead(viewer, team)
-    for one in subs or [whole]:
+    may_divide, may_lead = policies.may_divide(scene.viewer, team), policies.may_lead(scene.viewer, team)
+    for one in subs or [team]:
         quota = _quota_of(one, kind)
         stored = (quota.entitlement, quota.borrow_limit, quota.lend_limit) if quota else (0, None, None)
         names = ("Entitled devices", "Borrows up to", "Lends up to")
@@ -251,7 +268,6 @@ def _table(viewer: User, team: Team, kind: str) -> Table:
             )
             for part, value, label in zip(("entitlement", "borrow", "lend"), stored, names, strict=True)
         ]
-        load = loads.get(one.pk)
         table.rows.append(
             QuotaRow(
                 team=one,
@@ -259,8 +275,8 @@ def _table(viewer: User, team: Team, kind: str) -> Table:
                 borrow=cells[1],
                 lend=cells[2],
                 weight=one.weight,
-                held=held.get((one.pk, kind), 0.0),
-                waiting=float(load.waiting) if load else 0.0,
+                held=scene.held(one, kind),
+                waiting=scene.waiting(one),
                 # Who leads a team divides it among the teams below; what it owns itself is set from above.
                 may_divide=may_lead if subs else may_divide,
                 may_lead=may_lead,
@@ -270,8 +286,8 @@ def _table(viewer: User, team: Team, kind: str) -> Table:
     return table
 
 
-def _save(request: HttpRequest, viewer: User, team: Team, kind: str, kinds: list[str]) -> HttpResponse:
-    table = _table(viewer, team, kind)
+def _save(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
+    table, kind = _table(scene, team), scene.kind
     if not table.may_edit:
         raise PermissionDenied(f"Only leads of {team}, or of a team above it, may change this.")
     numbers = {cell.name: _read(cell, request) for row in table.rows for cell in row.cells}
@@ -297,23 +313,23 @@ def _save(request: HttpRequest, viewer: User, team: Team, kind: str, kinds: list
         changes.append(services.QuotaChange(row.team.pk, entries, int(version) if is_version else 0))
     if any(cell.error for row in table.rows for cell in row.cells):
         table.errors.append("Nothing was saved: some numbers are not right.")
-        return _show(request, viewer, team, table, kinds, status=400)
-    back = f"{reverse('dashboard:team-quota', args=[team.name])}?kind={kind}"
+        return _show(request, scene, team, table, status=400)
+    back = f"{reverse('dashboard:team-quota', args=[team.name])}?{urlencode({'kind': kind})}"
     if not changes:
         messages.info(request, "Nothing was changed.")
         return HttpResponseRedirect(back)
     reason = request.POST.get("reason", "").strip()[:500]
     try:
-        services.set_quotas(changes=changes, actor=viewer, at=clock.now(), reason=reason)
+        services.set_quotas(changes=changes, actor=scene.viewer, at=clock.now(), reason=reason)
     except (NotFound, Forbidden):
         raise
     except VersionConflict as conflict:
         table.errors.append(conflict.message)
         table.conflict = conflict.facts
-        return _show(request, viewer, team, table, kinds, status=409)
+        return _show(request, scene, team, table, status=409)
     except DomainError as refusal:
         table.errors.append(refusal.message)
-        return _show(request, viewer, team, table, kinds, status=refusal.http_status)
+        return _show(request, scene, team, table, status=refusal.http_status)
     messages.success(
         request, f"The quota of {len(changes)} {'team' if len(changes) == 1 else 'teams'} was saved."
     )
