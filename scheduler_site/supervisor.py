@@ -23,6 +23,7 @@ import psutil
 from apps.core import clock
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
+_LONGEST_WAIT_KILLED_S = 1.0  # somebody's kill says nothing about the next try
 _STEADY_S = 30.0  # having run that long, a program is forgiven its past
 _LARGEST_LOG = 50 * 1024 * 1024
 _BIRTH_TOLERANCE_S = 1.0
@@ -84,12 +85,15 @@ class Keeper:
             self._say(
                 f"{self.program.name} {_how_it_ended(self.process)}; starting it again in {self._wait_s:g} s"
             )
-            if self.process.returncode > 0:
+            failed_by_itself = self.process.returncode > 0
+            if failed_by_itself:
                 self._say_last_lines()
             end_group(self.process.pid, self.process.pid, 0.0)
             self.process = None
             self._not_before_s = now_s + self._wait_s
-            self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
+            self._wait_s = min(
+                2 * self._wait_s, _LONGEST_WAIT_S if failed_by_itself else _LONGEST_WAIT_KILLED_S
+            )
             return True
         if now_s < self._not_before_s:
             return False
