@@ -230,6 +230,7 @@ def _node(cluster: Cluster, facts: NodeFacts, at: datetime) -> Node:
 
 # Health ------------------------------------------------------------------------------------------------------------
 
+LONGEST_REASON: Final = 500
 REPORTED: Final = (Health.HEALTHY, Health.SUSPECT, Health.FAILED)
 
 
@@ -294,7 +295,7 @@ def report_health(
     if node.health != wanted:
         _set_health(node, wanted, reason, at)
     elif reason:
-        node.health_reason = reason
+        node.health_reason = reason[:LONGEST_REASON]
     if _health_of(node) == before:
         return node
     node.save(update_fields=list(_HEALTH_FIELDS))
@@ -331,7 +332,8 @@ _HEALTH_FIELDS: Final = ("health", "health_reason", "health_since_at", "cooldown
 
 
 def _set_health(node: Node, health: str, reason: str, at: datetime) -> None:
-    node.health, node.health_reason, node.health_since_at = health, reason, at
+    # What a monitor says may be a page long; the log keeps all of it.
+    node.health, node.health_reason, node.health_since_at = health, reason[:LONGEST_REASON], at
 
 
 def _is_claimed(node: Node) -> bool:

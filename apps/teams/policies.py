@@ -74,6 +74,12 @@ def require_admin(user: User) -> None:
     _require(is_admin(user), "Only administrators may do this.")
 
 
+def require_may_see_people(user: User) -> None:
+    _require(
+        is_admin(user) or is_auditor(user), "Only administrators and auditors may see the list of people."
+    )
+
+
 def require_may_operate(user: User) -> None:
     _require(may_operate(user), "Only operators may do this.")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError, Q
 
@@ -34,6 +36,9 @@ def create_user(
     _require_admin(actor)
     if facility_role not in FacilityRole.values:
         raise InvalidInput.of("facility_role", "is not a role", "not_a_choice")
+    _require_good_name(username)
+    if actor is not None and password is not None:
+        _require_good_password(password, username)
     first, _, last = full_name.partition(" ")
     try:
         with transaction.atomic():
@@ -67,6 +72,38 @@ def set_facility_role(
         after = {"facility_role": facility_role}
         _record_user("user.role_changed", user, actor=actor, at=at, before=before, after=after, reason=reason)
     return user
+
+
+@transaction.atomic
+def set_active(*, user_id: int, is_active: bool, actor: User | None, at: datetime, reason: str = "") -> User:
+    """Let a person sign in, or no more; their jobs, teams and tokens stay as they are, for when they come back."""
+    _require_admin(actor)
+    user = _locked_user(user_id)
+    if actor is not None and user.pk == actor.pk and not is_active:
+        raise InvalidInput.of("is_active", "is not yours to take from yourself")
+    if user.is_active != is_active:
+        user.is_active = is_active
+        user.save(update_fields=["is_active"])
+        kind = "user.let_in" if is_active else "user.shut_out"
+        _record_user(kind, user, actor=actor, at=at, reason=reason)
+    return user
+
+
+def _require_good_name(username: str) -> None:
+    bad = InvalidInput.of("username", "must be up to 150 letters, digits and @ . + - _")
+    if len(username) > 150 or username in (".", ".."):
+        raise bad
+    try:
+        User.username_validator(username)
+    except ValidationError:
+        raise bad from None
+
+
+def _require_good_password(password: str, username: str) -> None:
+    try:
+        validate_password(password, User(username=username))
+    except ValidationError as error:
+        raise InvalidInput.of("password", " ".join(error.messages)) from None
 
 
 def _locked_user(user_id: int) -> User:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from apps.core.api.body import Out
-from apps.core.strict import AddressName, CountOrZero, Instant, Name, Number, Reason, Strict, Version
+from apps.core.strict import AddressName, CountOrZero, Instant, Name, Number, Reason, Strict, Text, Version
 from apps.teams.models import Membership, Team, Token, User
 from apps.teams.selectors import Owned
 
@@ -159,6 +159,45 @@ class NewTokenOut(TokenOut):
     """`secret` is shown this once."""
 
     secret: str
+
+
+FacilityRole = Literal["", "auditor", "operator", "power_admin", "admin"]
+
+
+class UserIn(Strict):
+    """Without `password` it is a service account: it signs in by token alone."""
+
+    username: AddressName
+    full_name: Annotated[Text, Field(max_length=150)] = ""
+    email: Annotated[Text, Field(max_length=254)] = ""
+    password: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
+    facility_role: FacilityRole = ""
+
+
+class UserPatch(Strict):
+    facility_role: FacilityRole | None = None
+    is_active: bool | None = None
+    reason: Reason = ""
+
+
+class UserOut(Out):
+    username: str
+    full_name: str
+    email: str
+    facility_role: str
+    is_active: bool
+    last_signed_in_at: datetime | None
+
+    @classmethod
+    def of(cls, user: User) -> "UserOut":
+        return cls(
+            username=user.get_username(),
+            full_name=user.get_full_name(),
+            email=user.email,
+            facility_role=user.facility_role,
+            is_active=user.is_active,
+            last_signed_in_at=user.last_login,
+        )
 
 
 class MyTeamOut(Out):

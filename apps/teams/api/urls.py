@@ -4,6 +4,8 @@ from apps.teams.api import views
 
 urlpatterns = [
     path("me", views.MeView.as_view(), name="me"),
+    path("users", views.UsersView.as_view(), name="users"),
+    path("users/<str:username>", views.UserView.as_view(), name="user"),
     path("tokens", views.TokensView.as_view(), name="tokens"),
     path("tokens/<int:token_id>", views.TokenView.as_view(), name="token"),
     path("teams", views.TeamsView.as_view(), name="teams"),

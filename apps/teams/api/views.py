@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.db import transaction
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -29,6 +30,60 @@ class MeView(APIView):
             may_set_power=policies.may_set_power(user),
         )
         return Response(me.model_dump())
+
+
+class UsersView(APIView):
+    @extend_schema(
+        summary="People and service accounts",
+        description="For administrators and auditors; to others people show where they act.",
+        responses=page_schema(bodies.UserOut),
+    )
+    def get(self, request: Request) -> Response:
+        policies.require_may_see_people(person(request))
+        refuse_unknown_parameters(request)
+        return Response(
+            page(User.objects.all(), request, order=["username"], render=_rendered(bodies.UserOut))
+        )
+
+    @extend_schema(summary="Take a person in", request=bodies.UserIn, responses={201: bodies.UserOut})
+    def post(self, request: Request) -> Response:
+        policies.require_admin(person(request))
+        body = parse_body(request, bodies.UserIn)
+
+        def act() -> Response:
+            made = services.create_user(**body.model_dump(), actor=person(request), at=clock.now())
+            return Response(bodies.UserOut.of(made).model_dump(), status=201)
+
+        return answer_once(request, act)
+
+
+class UserView(APIView):
+    @extend_schema(summary="One person", responses=bodies.UserOut)
+    def get(self, request: Request, username: str) -> Response:
+        policies.require_may_see_people(person(request))
+        return Response(bodies.UserOut.of(_user(username)).model_dump())
+
+    @extend_schema(
+        summary="Change what a person may do, or shut them out",
+        request=bodies.UserPatch,
+        responses=bodies.UserOut,
+    )
+    def patch(self, request: Request, username: str) -> Response:
+        actor = person(request)
+        policies.require_admin(actor)
+        body = parse_body(request, bodies.UserPatch)
+        user = _user(username)
+        at = clock.now()
+        with transaction.atomic():
+            if body.facility_role is not None:
+                user = services.set_facility_role(
+                    user_id=user.pk, facility_role=body.facility_role, actor=actor, at=at, reason=body.reason
+                )
+            if body.is_active is not None:
+                user = services.set_active(
+                    user_id=user.pk, is_active=body.is_active, actor=actor, at=at, reason=body.reason
+                )
+        return Response(bodies.UserOut.of(user).model_dump())
 
 
 class TokensView(APIView):

@@ -3,8 +3,9 @@
 import pytest
 from rest_framework.test import APIClient
 
-from apps.teams.models import Team, Token
-from apps.teams.tests.builders import client, kind, own, person, team
+from apps.teams import services
+from apps.teams.models import Team, Token, User
+from apps.teams.tests.builders import NOON, client, kind, own, person, team
 
 pytestmark = pytest.mark.django_db
 API = "/api/v1"
@@ -299,3 +300,50 @@ def test_the_same_key_makes_one_team():
     assert [answer.status_code for answer in answers] == [201, 201]
     assert answers[0].json() == answers[1].json()
     assert Team.objects.count() == 1
+
+
+# People
+
+
+def test_an_administrator_takes_people_in_and_shuts_them_out():
+    admin = client(person("ada", "admin"))
+    made = admin.post(
+        f"{API}/users", {"username": "max", "full_name": "Max Muster", "password": "correct horse battery"}
+    )
+    assert made.status_code == 201, made.content
+    token = services.create_token(user=User.objects.get(username="max"), name="ci", at=NOON)[1]
+    max_ = APIClient(headers={"Authorization": f"Bearer {token}"})
+    assert max_.get(f"{API}/me").json()["full_name"] == "Max Muster"
+    admin.patch(f"{API}/users/max", {"is_active": False, "reason": "left"})
+
+    assert max_.get(f"{API}/me").status_code == 401
+
+
+def test_nobody_shuts_themselves_out():
+    answer = client(person("ada", "admin")).patch(f"{API}/users/ada", {"is_active": False})
+    assert paths(answer) == ["is_active"]
+
+
+@pytest.mark.parametrize("role", ["", "operator", "power_admin"])
+def test_people_are_listed_for_administrators_and_auditors_alone(role):
+    assert client(person("max", role)).get(f"{API}/users").status_code == 403
+    assert client(person("max2", role)).get(f"{API}/users/max").status_code == 403
+    auditor = client(person("aud", "auditor"))
+    assert auditor.get(f"{API}/users/max").json()["facility_role"] == role
+    assert auditor.patch(f"{API}/users/max", {"facility_role": "admin"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        ({"username": "a b"}, "username"),
+        ({"username": "x" * 121}, "username"),
+        ({"username": "a\u200bb"}, "username"),
+        ({"password": "password"}, "password"),
+        ({"password": "max"}, "password"),
+        ({"facility_role": "king"}, "facility_role"),
+        ({"is_superuser": True}, "is_superuser"),
+    ],
+)
+def test_a_person_that_makes_no_sense_is_refused_at_the_field(more, path):
+    assert paths(client(person("ada", "admin")).post(f"{API}/users", {"username": "max", **more})) == [path]
