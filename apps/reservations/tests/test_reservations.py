@@ -1,9 +1,10 @@
 """Promising capacity once."""
 
+import threading
 from datetime import timedelta
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 
 from apps.core.errors import Forbidden, InvalidInput, NameTaken
 from apps.events.models import Event
@@ -196,3 +197,26 @@ def test_the_number_of_queries_does_not_grow_with_reservations(django_assert_num
         reserve(f"r{index}", nodes=(f"n{index}",), rrule="FREQ=DAILY")
     with django_assert_num_queries(3):
         selectors.windows(NOON, NOON + 48 * HOUR)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_promises_at_once_one_is_refused():
+    node("n1")
+    gate, refused = threading.Barrier(2), []
+
+    def promise(name):
+        gate.wait(10)
+        try:
+            reserve(name, nodes=("n1",))
+        except ReservationConflict:
+            refused.append(name)
+        connection.close()
+
+    threads = [threading.Thread(target=promise, args=[name]) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(refused) == 1
+    assert Reservation.objects.count() == 1
