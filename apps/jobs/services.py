@@ -19,7 +19,7 @@ from django.db.models import Exists, Max, OuterRef
 from django.utils.module_loading import import_string
 
 from apps.events.services import EventRow, record_many
-from apps.inventory.models import AcceleratorType, Cluster, Health, Node
+from apps.inventory.models import AcceleratorType, Cluster, Health
 from apps.jobs import intake, policies, rows
 from apps.jobs.errors import Fault, NoSuchJob, NotNow, OverCeiling, Refused, Stale
 from apps.jobs.lifecycle import ENDED, HOLDING, State, Trigger, follow
@@ -306,7 +306,7 @@ def stop_job(*, job_id: int, actor: User, at: datetime, reason: str = "") -> Job
         return job
     job.desired_stop_at, job.stop_reason = at, reason[:500]
     if State(job.state) in HOLDING:
-        allocation = Allocation.objects.select_for_update().get(job=job, ended_at=None)
+        allocation = Allocation.objects.select_for_update(no_key=True).get(job=job, ended_at=None)
         allocation.desired_state, allocation.stop_cause = Desired.STOP, StopCause.USER
         allocation.stop_at = allocation.stop_at or at
         allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
@@ -452,7 +452,7 @@ def allocate_many(*, decisions: Sequence[Decision], pass_id: int | None, at: dat
         job.pk: job
         for job in Job.objects.filter(pk__in={d.job_id for d in decisions})
         .order_by("id")
-        .select_for_update(of=("self",))
+        .select_for_update(of=("self",), no_key=True)
         .defer("private")
     }
     ledger = _Claims(decisions)
@@ -528,7 +528,7 @@ def _array_room(jobs: Iterable[Job]) -> dict[int | None, int]:
         for array_id, most in JobArray.objects.filter(pk__in=ids)
         .exclude(max_running=None)
         .order_by("id")
-        .select_for_update()
+        .select_for_update(no_key=True)
         .values_list("id", "max_running")
     }
     for array_id in Job.objects.filter(array__in=room, state__in=HOLDING).values_list("array_id", flat=True):
@@ -563,16 +563,13 @@ class _Claims:
                 for device_id, node_id, index, share in cursor.fetchall():
                     self.device_id[node_id, index] = device_id
                     self.claimed[device_id] = share
-        nodes = {grant.node_id for decision in decisions for grant in decision.placements}
-        self.nodes = {
-            row[0]: row[1:]
-            for row in Node.objects.filter(pk__in=nodes).values_list(
-                "id", "cluster_id", "health", "name", "cluster__is_enabled", "cpus", "memory_gib"
-            )
-        }
-        self.used = _node_use(
-            [node_id for node_id, node in self.nodes.items() if node[4] is not None or node[5] is not None]
-        )
+        self.nodes = _locked_nodes({grant.node_id for decision in decisions for grant in decision.placements})
+        limited = [
+            node_id
+            for node_id, (*_, cpus, memory_gib) in self.nodes.items()
+            if cpus is not None or memory_gib is not None
+        ]
+        self.used = _node_use(limited)
 
     def why_not(self, decision: Decision) -> str:
         if not decision.placements:
@@ -617,15 +614,23 @@ class _Claims:
                 self.changed.add(device_id)
 
 
+def _locked_nodes(node_ids: Collection[int]) -> dict[int, tuple[Any, ...]]:
+    """Cluster, health, name, whether the cluster is on, cpus, GiB. Who drains a node waits until we are done."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT node.id, node.cluster_id, node.health, node.name, cluster.is_enabled, node.cpus, node.memory_gib"
+            " FROM inventory_node node JOIN inventory_cluster cluster ON cluster.id = node.cluster_id"
+            " WHERE node.id = ANY(%s) ORDER BY node.id FOR NO KEY UPDATE OF node",
+            [list(node_ids)],
+        )
+        return {row[0]: row[1:] for row in cursor.fetchall()}
+
+
 def _node_use(node_ids: Sequence[int]) -> dict[int, tuple[float, float]]:
     """cpus and GiB that open allocations hold on these nodes."""
     if not node_ids:
         return {}
     with connection.cursor() as cursor:
-        # Nodes without devices of theirs in the batch are locked here: cpus and memory are counted by node.
-        cursor.execute(
-            "SELECT id FROM inventory_node WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE", [list(node_ids)]
-        )
         cursor.execute(
             "SELECT placement.node_id, sum(placement.cpus), sum(placement.memory_gib) FROM jobs_placement placement"
             " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
@@ -915,7 +920,7 @@ def request_time_limit_stop(*, allocation_id: int, at: datetime) -> Allocation:
 def _locked(job_id: int) -> Job:
     try:
         return (
-            Job.objects.select_for_update(of=("self",))
+            Job.objects.select_for_update(of=("self",), no_key=True)
             .select_related("team", "held_by", "user")
             .get(pk=job_id)
         )
@@ -928,8 +933,8 @@ def _locked_allocation(allocation_id: int, fence: int | None) -> tuple[Job, Allo
     if job_id is None:
         raise Stale("There is no such allocation.", job_id=0)
     # Without the people around it and what it runs: execution reports thousands of these.
-    job = Job.objects.select_for_update().defer("private").get(pk=job_id)
-    allocation = Allocation.objects.select_for_update().get(pk=allocation_id)
+    job = Job.objects.select_for_update(no_key=True).defer("private").get(pk=job_id)
+    allocation = Allocation.objects.select_for_update(no_key=True).get(pk=allocation_id)
     if fence is not None and allocation.fence != fence:
         raise Stale(f"The allocation's fence is {allocation.fence}, not {fence}.", job_id=job_id)
     return job, allocation
