@@ -66,6 +66,7 @@ class Engine:
         feasibility.prove_impossible
     )
     stopwatch: Callable[[], float] = lambda: 0.0
+    on_end: Callable[[], object] = lambda: None  # a job came to its end: for a progress bar
 
 
 class Rank(IntEnum):
@@ -444,6 +445,7 @@ class Simulation:
         """A job has come to its end: those that wait for it may go on, or never will."""
         life.end = self.agenda.now
         life.promised = None
+        self.engine.on_end()
         for index in sorted(self.dependents[life.job.index]):
             other = self.lives[index]
             if has_succeeded:

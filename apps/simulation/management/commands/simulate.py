@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from tqdm import tqdm
 
 from apps.core import clock
 from apps.simulation import report
@@ -14,7 +15,7 @@ from apps.simulation.scenario import ScenarioError, read_scenario
 from apps.simulation.unsupported import unsupported_in
 from apps.simulation.world import build_world
 
-BAD_SCENARIO, NOT_SUPPORTED = 2, 3
+BAD_SCENARIO, NOT_SUPPORTED, INTERRUPTED = 2, 3, 130
 
 
 class Command(BaseCommand):
@@ -43,7 +44,13 @@ class Command(BaseCommand):
         missing = unsupported_in(scenario)
         if missing:
             self._refuse([f"not supported yet: {name}" for name in missing], NOT_SUPPORTED)
-        outcome = simulate(build_world(scenario), Engine(stopwatch=clock.monotonic_s))
+        quiet = None if options["verbosity"] else True  # None: no bar where nobody looks
+        with tqdm(total=len(scenario.jobs), unit=" jobs", disable=quiet) as bar:
+            try:
+                engine = Engine(stopwatch=clock.monotonic_s, on_end=bar.update)
+                outcome = simulate(build_world(scenario), engine)
+            except KeyboardInterrupt:
+                raise CommandError("Interrupted; nothing was written.", returncode=INTERRUPTED) from None
         try:
             if options["events"]:
                 options["events"].write_text(report.events_text(outcome), encoding="utf-8")
