@@ -101,6 +101,6 @@ def declared_work_s(
 
     Exact where all paces are equal; with several, the smallest number that is short at none of them.
     """
-    if saving is None:
+    if saving is None and not restart_s:
         return work_s
     return max(pace * Attempt(work_s, pace, restart_s, saving).length_s for pace in paces or (Fraction(1),))
