@@ -1,0 +1,165 @@
+"""What is read: what a process remembers between pictures never shows in them."""
+
+from datetime import timedelta
+from math import inf
+
+import pytest
+
+from apps.inventory.models import Backend, Cluster, Domain, Health
+from apps.jobs import services as jobs
+from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, start, team
+from apps.power.models import PowerLimit
+from apps.reservations.models import Reservation
+from apps.scheduling import snapshot
+from apps.scheduling.engine.facts import Snapshot
+from apps.teams.models import Quota
+
+pytestmark = pytest.mark.django_db
+
+
+def take(seconds: float = 0) -> Snapshot:
+    """The picture with what is remembered, which must be the one that is read afresh."""
+    remembered = snapshot.take_snapshot(later(seconds)).snapshot
+    snapshot.forget()
+    fresh = snapshot.take_snapshot(later(seconds)).snapshot
+    for name in ("now_s", "running", "queue", "teams", "bookings"):
+        assert getattr(remembered, name) == getattr(fresh, name), name
+    assert remembered.facility.domains == fresh.facility.domains
+    assert remembered.facility.kinds == fresh.facility.kinds
+    assert (remembered.is_usable == fresh.is_usable).all()
+    return remembered
+
+
+def booking(name: str, here, *teams, starts: float, ends: float, **fields) -> Reservation:
+    made = Reservation.objects.create(
+        name=name, starts_at=later(starts), ends_at=later(ends), created_at=NOON, **fields
+    )
+    made.nodes.set([here.nodes[0]])
+    made.teams.set(teams)
+    return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: jobs.update_job(job_id=w.waiting.pk, actor=w.me, at=NOON, priority=9, time_limit_s=5.0),
+        lambda w: jobs.update_job(job_id=w.waiting.pk, actor=w.me, at=NOON, replicas=3),
+        lambda w: jobs.hold_job(job_id=w.waiting.pk, actor=w.me, at=NOON),
+        lambda w: jobs.stop_job(job_id=w.waiting.pk, actor=w.me, at=NOON),
+        lambda w: jobs.stop_job(job_id=w.running.pk, actor=w.me, at=NOON),
+        lambda w: jobs.update_job(job_id=w.running.pk, actor=w.me, at=NOON, time_limit_s=30.0),
+        lambda w: end(w.allocation, "node_lost", at=later(5)),
+        lambda w: end(w.allocation, "succeeded", at=later(5)),
+        lambda w: fleet(),
+        lambda w: team(),
+        lambda w: Quota.objects.create(team=w.ours, accelerator_type=w.here.kind, entitlement=3),
+        lambda w: booking("friday", w.here, w.ours, starts=60, ends=120),
+        lambda w: (
+            w.here.nodes[1].__class__.objects.filter(pk=w.here.nodes[1].pk).update(health=Health.FAILED)
+        ),
+        lambda w: Cluster.objects.filter(pk=w.here.cluster.pk).update(is_enabled=False),
+        lambda w: PowerLimit.objects.create(
+            domain=Domain.objects.create(name="hall", kind="hall"), limit_w=5.0
+        ),
+        lambda w: w.here.kind.__class__.objects.filter(pk=w.here.kind.pk).update(tdp_w=900),
+        lambda w: fleet(backend=Backend.SIMULATED, kind=w.here.kind.name),
+    ],
+)
+def test_a_change_is_seen_by_who_remembers_what_was_before(change):
+    class World:
+        here, ours = fleet(2, 4), team()
+        me = person(ours)
+        running = job(ours, me, devices=2, time_limit=600.0)
+        allocation = start(running, here, grant(here.nodes[0], (0, 1)))
+        waiting = job(ours, me, devices=0.5, replicas=2)
+
+    take()
+    change(World)
+    take(10)
+    take(70)
+
+
+def test_a_running_job_ends_when_its_limit_ends_and_never_in_the_past():
+    here, ours = fleet(), team()
+    start(job(ours, person(ours), time_limit=60.0), here)
+
+    assert take(10).running[0].ends_s == later(60).timestamp()
+    assert take(99).running[0].ends_s == later(99 + 10).timestamp()
+
+
+def test_a_limit_counts_what_ran_before():
+    here, ours = fleet(), team()
+    made = end(start(job(ours, person(ours), time_limit=60.0), here), "node_lost", at=later(20))
+
+    assert take(30).queue[0].limit_s == 40.0
+    start(made, here, at=later(100))
+    assert take(110).running[0].ends_s == later(140).timestamp()
+
+
+def test_without_a_limit_the_declared_run_time_counts():
+    here, ours = fleet(), team()
+    start(job(ours, person(ours), runtime=60.0), here)
+    job(ours, person(ours))
+    seen = take(10)
+
+    assert seen.running[0].ends_s == later(60).timestamp()
+    assert (seen.queue[0].limit_s, seen.queue[0].work_s) == (inf, inf)
+
+
+def test_the_lower_of_two_limits_counts():
+    hall = Domain.objects.create(name="hall", kind="hall")
+    PowerLimit.objects.create(domain=hall, hard_limit_w=900.0, limit_w=500.0)
+    fleet(power=hall)
+    assert take().facility.domains[0].limit_w == 500.0
+
+
+def test_windows_that_repeat_are_unfolded_for_two_months():
+    here = fleet()
+    booking("nightly", here, starts=0, ends=3600, rrule="FREQ=WEEKLY")
+    starts = [one.start_s for one in take(7200).bookings]
+
+    assert starts == [(NOON + timedelta(weeks=week)).timestamp() for week in range(1, 9)]
+
+
+def test_a_job_names_the_window_that_comes_next():
+    here, ours = fleet(), team()
+    booking("nightly", here, ours, starts=0, ends=3600, rrule="FREQ=WEEKLY")
+    job(ours, person(ours), reservation="nightly")
+    seen = take(7200)
+
+    assert seen.bookings[seen.queue[0].shape.reservation].start_s == (NOON + timedelta(weeks=1)).timestamp()
+
+
+def test_a_job_whose_reservation_is_over_is_left_out_with_a_reason():
+    here, ours = fleet(), team()
+    booking("friday", here, ours, starts=0, ends=3600)
+    made = job(ours, person(ours), reservation="friday")
+    taken = snapshot.take_snapshot(later(7200))
+
+    assert taken.snapshot.queue == ()
+    assert [(wait.job_id, wait.code) for wait in taken.left_out] == [(made.pk, "reservation")]
+
+
+def test_accepted_types_are_those_with_enough_memory_in_the_order_asked():
+    big, small = fleet(kind="big"), fleet(kind="small")
+    small.kind.memory_gib = 40
+    small.kind.save()
+    ours = team()
+    job(ours, person(ours), accelerators=["small", "big"])
+    job(ours, person(ours), min_memory_gib=60.0)
+    seen = take()
+    names = [[seen.facility.kinds[k].name for k in gang.shape.asks[0].kinds] for gang in seen.queue]
+
+    assert names == [["small", "big"], ["big"]]
+    assert big.kind.name == "big"
+
+
+def test_jobs_of_one_shape_share_it():
+    fleet()
+    ours = team()
+    me = person(ours)
+    for seconds in (60.0, 90.0):
+        job(ours, me, time_limit=seconds)
+    first, second = snapshot.take_snapshot(NOON).snapshot.queue
+    assert first.shape is second.shape
+    assert snapshot.take_snapshot(NOON).snapshot.queue[0] is first
