@@ -16,8 +16,9 @@ from apps.teams import policies as teams
 from apps.teams.models import User
 
 ORDERS: Final[dict[str, tuple[str, ...]]] = {
-    "newest": ("-submitted_at", "-id"),
-    "oldest": ("submitted_at", "id"),
+    # Ids are handed out as jobs come in; their index is there anyway.
+    "newest": ("-id",),
+    "oldest": ("id",),
     "priority": ("-priority", "submitted_at", "id"),
     "name": ("name", "id"),
 }

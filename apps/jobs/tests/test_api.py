@@ -114,7 +114,7 @@ def test_a_list_shows_each_job_once_though_jobs_come_meanwhile():
     while True:
         answer = (
             client(me)
-            .get(URL, {"limit": 2, "order": "oldest", **({"cursor": cursor} if cursor else {})})
+            .get(URL, {"limit": 2, "order": "newest", **({"cursor": cursor} if cursor else {})})
             .data
         )
         seen += [item["id"] for item in answer["items"]]
@@ -122,7 +122,7 @@ def test_a_list_shows_each_job_once_though_jobs_come_meanwhile():
         if (cursor := answer["next"]) is None:
             break
 
-    assert seen == made
+    assert seen == made[::-1]
 
 
 @pytest.mark.parametrize(
