@@ -416,7 +416,7 @@ class Shepherd:
         self._cause = self._status.get("cause", "")
         self._signalled_at: float | None = self._status.get("signalled_at")
         self._kill_at: float | None = None
-        self._has_signalled = False  # by this shepherd: one before may have died just before it did
+        self._asked: set[int] = set()  # ranks this shepherd has signalled: one before may have died first
         with contextlib.suppress(FileExistsError):
             os.mkfifo(f"{folder}/bell", 0o600)
         self._bell = os.open(
@@ -430,6 +430,9 @@ class Shepherd:
             self._end("start_failed", message="The order could not be read.")
         elif self._status.get("boot_id", boot_id()) != boot_id():
             self._end("lost", message="The machine was restarted.")
+        elif "keepers" not in self._status and self._has_traces():
+            self._sweep([replica["rank"] for replica in self._order["replicas"]])
+            self._end("lost", message="What was known of its processes is lost.")
         elif self._has_begun() or self._start():
             self._watch()
 
@@ -446,6 +449,12 @@ class Shepherd:
         ):
             time.sleep(0.005)
         return any(self._up(keeper["rank"]) is not None for keeper in keepers)
+
+    def _has_traces(self) -> bool:
+        """Whether a command was let go that the status knows nothing of: a file may be lost with the power."""
+        return any(
+            os.path.exists(f"{self._folder}/up.{replica['rank']}") for replica in self._order["replicas"]
+        )
 
     def _up(self, rank: int) -> dict[str, Any] | None:
         return read_whole(f"{self._folder}/up.{rank}")
@@ -484,19 +493,20 @@ class Shepherd:
 
     def _watch(self) -> None:
         keepers = {keeper["rank"]: keeper for keeper in self._status["keepers"]}
-        with contextlib.ExitStack() as handles:
+        handles: dict[int, int] = {}  # by rank; of those that are gone already there is none
+        with contextlib.ExitStack() as open_handles:
             poll = select.poll()
             poll.register(self._bell, select.POLLIN)
             for keeper in keepers.values():
                 with contextlib.suppress(OSError, AttributeError):
                     handle = os.pidfd_open(keeper["pid"])
-                    handles.callback(os.close, handle)
+                    open_handles.callback(os.close, handle)
                     poll.register(handle, select.POLLIN)
-                    keeper["handle"] = handle
+                    handles[keeper["rank"]] = handle
             while True:
                 for rank in self._collect(keepers):
-                    if "handle" in keepers[rank]:
-                        poll.unregister(keepers[rank]["handle"])
+                    if rank in handles:
+                        poll.unregister(handles[rank])
                 if len(self._exits) + len(self._lost) == len(keepers):
                     break
                 self._note_running(keepers)
@@ -571,20 +581,23 @@ class Shepherd:
         if self._signalled_at is None:
             self._signalled_at = _now_s()
             self._save(cause=self._cause, signalled_at=self._signalled_at)
-        if not self._has_signalled:
-            self._has_signalled = True
-            self._signal(left, signal.SIGTERM)
+        # A replica that is just coming up is asked as soon as there is somebody to ask.
+        self._asked |= self._signal([rank for rank in left if rank not in self._asked], signal.SIGTERM)
         if self._kill_at is not None and _now_s() >= self._kill_at:
             self._signal(left, signal.SIGKILL)
             for pid in bearers(self._order["cookie"]):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _signal(self, ranks: list[int], number: int) -> None:
+    def _signal(self, ranks: list[int], number: int) -> set[int]:
+        """Signal the groups of these replicas; return which of them there were."""
+        reached = set()
         for rank in ranks:
             up = self._up(rank)
             if up is not None and is_alive(up["pid"], up["start"]):
                 _signal_group(up["pid"], number)
+                reached.add(rank)
+        return reached
 
     def _wait_s(self) -> float:
         now = _now_s()
@@ -601,18 +614,18 @@ class Shepherd:
     # Ending
 
     def _finish(self, keepers: dict[int, dict[str, Any]]) -> None:
-        # Nothing of it may be left when its devices are given to somebody else.
-        self._signal(list(keepers), signal.SIGKILL)
-        while True:
-            left = bearers(self._order["cookie"])
-            if not left:
-                break
+        self._sweep(list(keepers))
+        reason, code, message = self._verdict()
+        self._end(reason, code=code, message=message)
+
+    def _sweep(self, ranks: list[int]) -> None:
+        """Leave nothing of it: its devices may be given to somebody else after this."""
+        self._signal(ranks, signal.SIGKILL)
+        while left := bearers(self._order["cookie"]):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(KILL_EVERY_S)
-        reason, code, message = self._verdict()
-        self._end(reason, code=code, message=message)
 
     def _verdict(self) -> tuple[str, int | None, str]:
         by_time = sorted(self._exits.items(), key=lambda item: (item[1]["at"], item[0]))

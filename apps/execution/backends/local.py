@@ -13,6 +13,7 @@ worker can go on from where another one was killed.
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import subprocess
@@ -44,6 +45,7 @@ PASSED_ON: Final = (
 )  # fmt: skip
 DEFAULT_LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 START_PATIENCE_S: Final = 10.0
+_log = logging.getLogger(__name__)
 
 
 class LocalBackend:
@@ -130,7 +132,7 @@ class LocalBackend:
         """Delete the logs, and the memory, of runs that were forgotten before this time; return how many."""
         with self._locked():
             old = [path for path in self._ended.iterdir() if path.stat().st_mtime < before.timestamp()]
-            for folder in old:
+            for folder in (*old, *self._spool.glob("new-*")):  # the latter: claims that were killed half-way
                 shutil.rmtree(folder, ignore_errors=True)
             jobs_left = {
                 str(self._job_of(folder)) for folder in (*self._runs.iterdir(), *self._ended.iterdir())
@@ -234,7 +236,7 @@ class LocalBackend:
         if earlier is None or stop.grace_s < earlier["grace_s"]:
             shepherd.write_whole(f"{folder}/stop.json", {"grace_s": stop.grace_s})
         if not shepherd.ring(f"{folder}/bell"):
-            self._wake_shepherd(folder)
+            self._revive(folder)
 
     def _mark(self, folder: Path, stop: StopOrder, at: datetime) -> None:
         content = {"allocation_id": stop.allocation_id, "job_id": stop.job_id, "fence": stop.fence}
@@ -246,8 +248,8 @@ class LocalBackend:
     def _look(self, folder: Path, at: datetime) -> Seen | None:
         status = shepherd.read_whole(f"{folder}/status.json")
         if status is not None and status["state"] != "ended" and not _is_watched(folder):
-            self._wake_shepherd(folder)
-            status = shepherd.read_whole(f"{folder}/status.json")
+            self._revive(folder)
+            status = shepherd.read_whole(f"{folder}/status.json") or status
         order = shepherd.read_whole(f"{folder}/order.json")
         if order is None or not folder.name.isdigit():
             return None  # nothing of ours: a claim always has its order with it
@@ -299,6 +301,13 @@ class LocalBackend:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self._spool / "bell", 0o600)
+
+    def _revive(self, folder: Path) -> None:
+        """Give a run its shepherd back. If that fails, the next look tries again; other runs are not kept waiting."""
+        try:
+            self._wake_shepherd(folder)
+        except OutsideError as error:
+            _log.warning("Run %s: %s", folder.name, error.message)
 
     def _wake_shepherd(self, folder: Path) -> None:
         """Start a shepherd for a run that has none; one that has ends the new one at once.

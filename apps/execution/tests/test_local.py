@@ -197,6 +197,16 @@ def test_a_stop_is_polite_first(backend: LocalBackend) -> None:
     assert output(backend) == "ready\nbye\n"
 
 
+def test_a_stop_right_after_the_launch_does_not_wait_for_the_grace_to_pass(backend: LocalBackend) -> None:
+    for number in range(1, 6):
+        backend.launch([shell("sleep 600", allocation_id=number, job_id=number)], at=now())
+        backend.stop([stop(allocation_id=number, job_id=number, grace_s=3600)], at=now())
+
+    found = [wait_for(backend, RunState.ENDED, number) for number in range(1, 6)]
+
+    assert {run.reason for run in found} <= {EndReason.STOPPED, EndReason.NEVER_STARTED}
+
+
 def test_a_stop_that_is_not_heeded_ends_by_force(backend: LocalBackend) -> None:
     backend.launch([shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")], at=now())
     wait_until(lambda: output(backend) == "ready\n")
@@ -396,6 +406,19 @@ def test_a_restart_of_the_machine_ends_what_ran(backend: LocalBackend, spool: Pa
     found = wait_for(backend, RunState.ENDED)
 
     assert (found.reason, found.message) == (EndReason.LOST, "The machine was restarted.")
+
+
+def test_a_run_whose_status_was_lost_is_not_run_again(backend: LocalBackend, spool: Path) -> None:
+    backend.launch([shell("echo ran; sleep 600")], at=now())
+    wait_until(lambda: output(backend) == "ran\n")
+    _kill_shepherd(spool)
+    (spool / "runs/1/status.json").write_text("")
+
+    backend.launch([shell("echo ran; sleep 600")], at=now())
+
+    assert wait_for(backend, RunState.ENDED).reason == EndReason.LOST
+    assert output(backend) == "ran\n"
+    wait_until(lambda: not _bearers_of(spool))
 
 
 def test_a_process_that_got_the_number_of_a_keeper_is_not_taken_for_it(
