@@ -379,3 +379,43 @@ def test_everything_ends_and_use_is_zero():
 
     assert not Job.objects.exclude(state=State.SUCCEEDED).exists()
     assert (here.claimed(), ledger_faults()) == (0, [])
+
+
+def test_a_house_without_anything_in_it_is_planned_too():
+    done = services.run_pass(at=NOON)
+    services.roll_up(at=NOON)
+
+    assert done is not None
+    assert (done.n_queued, done.is_refused) == (0, False)
+    assert not UtilizationSample.objects.exists()
+
+
+def test_a_switched_off_cluster_takes_nothing_until_it_is_on_again():
+    here, ours = fleet(), team()
+    job(ours, person(ours))
+    here.cluster.is_enabled = False
+    here.cluster.save()
+    services.run_pass(at=NOON)
+    assert not Allocation.objects.exists()
+
+    here.cluster.is_enabled = True
+    here.cluster.save()
+    record("cluster.enabled", subject_kind="cluster", at=NOON)
+    services.run_pass(at=later(1))
+    assert Allocation.objects.exists()
+
+
+def test_an_array_fills_up_as_its_jobs_end():
+    fleet(2, 4), (ours := team())
+    jobs.submit_jobs(
+        requests=[request(ours, array={"size": 5, "max_running": 2})], actor=person(ours), at=NOON
+    )
+    n_running = []
+    for seconds in range(0, 60, 10):
+        services.run_pass(at=later(seconds))
+        allocations = list(Allocation.objects.filter(ended_at=None))
+        n_running.append(len(allocations))
+        for allocation in allocations:
+            end(allocation, "succeeded", at=later(seconds + 5))
+
+    assert n_running == [2, 2, 1, 0, 0, 0]
