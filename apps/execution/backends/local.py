@@ -45,6 +45,7 @@ PASSED_ON: Final = (
 )  # fmt: skip
 DEFAULT_LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 START_PATIENCE_S: Final = 10.0
+MOST_TROUBLE_BYTES: Final = 1024 * 1024  # a shepherd that fails over and over must not fill the disk with why
 _log = logging.getLogger(__name__)
 
 
@@ -316,6 +317,8 @@ class LocalBackend:
         nobody takes a shepherd that is just coming up for a dead one.
         """
         log = shepherd.open_private(f"{folder}/shepherd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if os.fstat(log).st_size > MOST_TROUBLE_BYTES:
+            os.ftruncate(log, 0)
         try:
             subprocess.run(
                 [sys.executable, "-I", "-S", shepherd.__file__, str(folder)],

@@ -536,6 +536,7 @@ def test_runs_of_another_worker_are_seen_and_stopped(spool: Path) -> None:
     LocalBackend(spool).launch([shell("sleep 600")], at=now())
 
     other = LocalBackend(spool)
+    wait_for(other, RunState.RUNNING)
     other.stop([stop()], at=now())
 
     assert wait_for(other, RunState.ENDED).reason == EndReason.STOPPED
