@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -43,6 +44,12 @@ class _Coming:
     def at(self, at_s: float, sign: int, charge: int) -> None:
         """At that instant the charge is taken (1) or given back (-1, which comes first among equals)."""
         self._fresh.append((at_s, sign, charge))
+
+    def remove(self, charge: int) -> None:
+        """Forget when this charge was to be taken and given back."""
+        times, signs, which = self.timeline()
+        stays = which != charge
+        self._times, self._signs, self._which = times[stays], signs[stays], which[stays]
 
     def timeline(self) -> tuple[FloatArray, IntArray, IntArray]:
         """(times, signs, charges) in order of time."""
@@ -96,6 +103,17 @@ def _joined(old: tuple[IntArray, ...], more: tuple[IntArray, ...]) -> tuple[IntA
 
 
 Window = tuple[int, tuple[int, ...]]  # pinches before its end, and the bookings it may not use that it meets
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What is needed to take a promise back."""
+
+    position: int  # of its charge
+    charge: Charge
+    bookings: tuple[int, ...]
+    start_s: float
+    end_s: float
 
 
 class Calendar:
@@ -300,7 +318,7 @@ class Calendar:
         if end_s != inf:
             self._coming.at(end_s, -1, self._coming.add(charge, allowed))
 
-    def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> None:
+    def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> "Promise":
         """Something is promised to start later."""
         allowed = self.allowed(gang)
         self._pinch(start_s)
@@ -313,6 +331,15 @@ class Calendar:
         self._coming.at(start_s, 1, position)
         if end_s != inf:
             self._coming.at(end_s, -1, position)
+        return Promise(position, charge, allowed, start_s, end_s)
+
+    def withdraw(self, promise: "Promise") -> None:
+        """Take a promise back, so that another can be made in its place."""
+        for pinch in self.pinches:
+            if promise.start_s <= pinch.at_s < promise.end_s:
+                pinch.charge(self.frame, self.tree, promise.charge, -1, promise.bookings)
+        self._pool.touched(promise.charge.nodes)
+        self._coming.remove(promise.position)
 
     def states(self, useful: BoolArray, need: int, extra_times: Sequence[float] = ()) -> Iterator[State]:
         """The states, in order of time, in which enough whole devices are free; one object, changed in place.

@@ -127,6 +127,9 @@ class Gang:
     sequence: int = 0  # what was logged first, or the canonical order of a scenario; unique
     limit_s: float = inf  # running time it may still use, by its declared limit
     work_s: float = inf  # work left in seconds at full pace, where known and no limit is declared
+    predicted_s: float = (
+        inf  # run time to expect, from its owner's history; inf: its limit is all that is known
+    )
     not_before_s: float = -inf
     retry_s: float = -inf  # not tried again before
     deadline_s: float = inf
@@ -206,6 +209,8 @@ class Snapshot:
     queue: tuple[Gang, ...] = ()
     teams: tuple[Team, ...] = ()
     bookings: tuple[Booking, ...] = ()
+    promises: tuple["Reserve", ...] = ()  # of the last pass, for a policy that keeps them
+    ended_early: bool = True  # something gave back before it was expected to: promises may move earlier
     quota_is_checked: bool = True  # False: no teams at all
 
 
@@ -214,7 +219,13 @@ class Policy:
     """How to decide. Weights and choices stand together here."""
 
     backfill_depth: int | None = 64  # queued jobs that hold a future reservation: 0 strict, 1 EASY, None all
-    order: str = "priority"  # or "submit"
+    order: str = (
+        "priority"  # or "submit", or "shortest": as priority, but the shortest predicted run time first
+    )
+    starving_s: float = 86_400.0  # with "shortest": who waited this long goes before all who did not
+    keeps_promises: bool = (
+        False  # a promise is never moved later, and moved earlier when something ends early
+    )
     preemption: bool = True
     packing: bool = True
     shield_s: float = 0.0

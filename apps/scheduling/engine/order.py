@@ -62,7 +62,13 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
 
     def key(gang: Gang) -> OrderKey:
         share = paths[gang.team] if gang.team != NONE and paths else ()
-        return (-gang.priority, share, gang.submitted_s, gang.deadline_s, gang.sequence)
+        last = (gang.submitted_s, gang.deadline_s, gang.sequence)
+        if policy.order != "shortest":
+            return (-gang.priority, share, *last)
+        # Whoever has waited too long is served in order of submission, so that nobody is passed for ever.
+        starves = snapshot.now_s - gang.submitted_s >= policy.starving_s
+        expected_s = 0.0 if starves else min(gang.predicted_s, gang.limit_s, gang.work_s)
+        return (-gang.priority, not starves, share, expected_s, *last)
 
     return sorted(snapshot.queue, key=key)
 

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from apps.scheduling.engine import explain
-from apps.scheduling.engine.calendar import Calendar, Window
+from apps.scheduling.engine.calendar import Calendar, Promise, Window
 from apps.scheduling.engine.facts import (
     NONE,
     BoolArray,
@@ -82,6 +82,8 @@ class Pass:
         blocked: list[tuple[int, Gang]] = []
         pending = list(enumerate(order_queue(self.snapshot, self.policy), 1))
         shortest = self.policy.backfill_order == "shortest" and depth is not None
+        kept = self._keep_promises() if self.policy.keeps_promises else {}
+        promised = {reserve.job_id: reserve for reserve in self.snapshot.promises}
         position = 0
         while position < len(pending):
             rank, gang = pending[position]
@@ -98,6 +100,14 @@ class Pass:
             if self.strictly_behind is not None:
                 blocked.append((rank, gang))
                 continue
+            if gang.id in kept and not self.snapshot.ended_early:
+                self.reserves.append(promised[gang.id])
+                blocked.append((rank, gang))
+                continue
+            if gang.id in kept:
+                # Taken out and put back where it is earliest now, which is never later than it was promised.
+                self.calendar.withdraw(kept.pop(gang.id))
+                self._failed.clear()
             offer = self._now(gang)
             if offer is not None:
                 self._start(gang, offer)
@@ -114,9 +124,9 @@ class Pass:
             elif depth is None or self.n_promises < depth:
                 self.n_promises += self._promise(gang)
         if self.policy.explain:
-            promised = {r.job_id: r.start_s for r in self.reserves}
+            starts_s = {r.job_id: r.start_s for r in self.reserves}
             explainer = explain.Explainer(self)
-            self.waits.extend(explainer.why(gang, rank, promised.get(gang.id)) for rank, gang in blocked)
+            self.waits.extend(explainer.why(gang, rank, starts_s.get(gang.id)) for rank, gang in blocked)
         self.waits.sort(key=lambda w: w.rank)
         for booking in self.calendar.bookings:
             for at_s in (booking.start_s, booking.end_s):
@@ -125,6 +135,23 @@ class Pass:
         for reserve in self.reserves:
             self.boundary_s = min(self.boundary_s, reserve.start_s)
         return Plan(tuple(self.starts), tuple(self.waits), tuple(self.reserves), self.boundary_s)
+
+    def _keep_promises(self) -> dict[int, Promise]:
+        """Put the last pass's promises into the calendar, as far as they lie ahead."""
+        gangs = {gang.id: gang for gang in self.snapshot.queue}
+        kept: dict[int, Promise] = {}
+        for reserve in self.snapshot.promises:
+            gang = gangs.get(reserve.job_id)
+            if gang is None:
+                continue
+            found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "")
+            start_s = max(reserve.start_s, self.now_s)
+            if start_s > self.now_s:
+                end_s = self._exact_end_s(gang, found, start_s)
+                kept[gang.id] = self.calendar.promise(
+                    gang, charge_of(self.frame, gang, reserve.placing), start_s, end_s
+                )
+        return kept
 
     # -- one gang ---------------------------------------------------------------------------------------------------
 
