@@ -62,7 +62,9 @@ PACKAGES = (
         {"files/inter-latin-wght-normal.woff2": "inter-latin-wght-normal.woff2", "LICENSE": "LICENSE"},
     ),
     # Looks over every page in the browser tests; no page loads it.
-    Package("axe-core", "4.14.1", "axe-core", {"axe.min.js": "axe.min.js", "LICENSE": "LICENSE"}, TEST_VENDOR),
+    Package(
+        "axe-core", "4.14.1", "axe-core", {"axe.min.js": "axe.min.js", "LICENSE": "LICENSE"}, TEST_VENDOR
+    ),
 )
 ICONS = Package("@tabler/icons", "3.52.0", "tabler-icons", {"LICENSE": "LICENSE"})
 
@@ -117,7 +119,9 @@ def write_checksums() -> None:
     """List what is vendored in SHA256SUMS, in the form `sha256sum -c` reads."""
     for home in (VENDOR, TEST_VENDOR):
         files = sorted(path for path in home.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
-        lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(home)}" for path in files]
+        lines = [
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(home)}" for path in files
+        ]
         (home / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -28,7 +28,7 @@ def asks_of(job: Job) -> Asks:
     wanted = [_topology(group.get("topology") or {}) for group in groups]
     return Asks(
         n_devices=job.n_devices,
-        kinds=" or ".join(kinds[:3]) if kinds else "any",
+        kinds=" or ".join(kinds[:3]) if kinds else "device" if job.n_devices == 1 else "devices",
         shape=" + ".join(_shape(group, is_named="groups" in spec) for group in groups[:3]),
         topology=next((words for words in wanted if words), ""),
     )

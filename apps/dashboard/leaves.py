@@ -22,11 +22,9 @@ _WORDS: Final = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One node of the map: its place in the row, and how it is drawn."""
+    """One node of the map, and how it is drawn."""
 
     url: str
-    x: float
-    width: float
     look: str
     title: str
 
@@ -69,17 +67,10 @@ def spines_of(nodes: Iterable[MapNode], chosen: Collection[str] = ()) -> tuple[S
 
 
 def _cells(nodes: list[MapNode], chosen: Collection[str]) -> tuple[Cell, ...]:
-    width = 100 / max(len(nodes), 16)
+    looks = [(node, *_look(node, chosen)) for node in nodes]
     return tuple(
-        Cell(
-            reverse("dashboard:node", args=[node.name]),
-            round(index * width + 0.4, 2),
-            round(width - 0.8, 2),
-            look,
-            f"{node.name}: {words}",
-        )
-        for index, node in enumerate(nodes)
-        for look, words in [_look(node, chosen)]
+        Cell(reverse("dashboard:node", args=[node.name]), look, f"{node.name}: {words}")
+        for node, look, words in looks
     )
 
 
