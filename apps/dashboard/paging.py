@@ -22,20 +22,27 @@ class Slice(Generic[M]):
     is_first: bool
 
 
-def slice_of(rows: QuerySet[M], *, order: Sequence[str], after: str, size: int) -> Slice[M]:
+def slice_of(
+    rows: QuerySet[M], *, order: Sequence[str], after: str, size: int, is_wide: bool = False
+) -> Slice[M]:
     """The `size` rows behind `after`.
 
     Args:
         order: Fields as in order_by(), never null, the last of them unique.
         after: `next_key` of the page before; anything else gives the first page.
+        is_wide: Rows are long and there may be very many: only their ids are sorted, and then a page of them is
+            read, in one more query.
     """
     key = unpack_key(after) if after else None
     if key is not None and len(key) != len(order):
         key = None
-    found = _read(rows, order, key, size)
+    source = rows.only("pk").select_related(None) if is_wide else rows
+    found = _read(source, order, key, size)
     has_more = len(found) > size
     found = found[:size]
     next_key = pack_key(*(getattr(found[-1], field.lstrip("-")) for field in order)) if has_more else ""
+    if is_wide:
+        found = list(rows.filter(pk__in=[row.pk for row in found]).order_by(*order))
     return Slice(found, next_key, key is None)
 
 

@@ -14,8 +14,10 @@ from apps.inventory.models import Node
 from apps.jobs import selectors as jobs
 from apps.jobs.lifecycle import ENDED, State
 from apps.jobs.models import Job, Placement
+from apps.scheduling.models import Pass
 from apps.teams.models import User
 
+_MOST_TO_COUNT: Final = 20_000
 _NO_RANK: Final = 2_000_000_000  # behind every job that a pass has ranked
 
 
@@ -35,8 +37,15 @@ class Waiting:
     median_wait_s: float | None
 
 
-def waiting(at: datetime) -> tuple[Waiting, tuple[Waiting, ...]]:
-    """The whole queue, and the same by reason, which adds up to it. Everyone signed in may know."""
+def waiting(at: datetime, latest: Pass | None = None) -> tuple[Waiting, tuple[Waiting, ...]]:
+    """The whole queue, and the same by reason, which adds up to it. Everyone signed in may know.
+
+    Args:
+        latest: The last pass. What it counted is taken when there is too much to count on every look; then the
+            oldest and the median are not known.
+    """
+    if latest is not None and latest.n_queued > _MOST_TO_COUNT:
+        return _waiting_as_of(latest)
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT grouping(code) = 1, code, count(*), coalesce(sum(n_devices), 0), min(queued_at),"
@@ -50,6 +59,17 @@ def waiting(at: datetime) -> tuple[Waiting, tuple[Waiting, ...]]:
         rows = cursor.fetchall()
     whole = next(Waiting("", *rest) for is_whole, _, *rest in rows if is_whole)
     return whole, tuple(Waiting(code, *rest) for is_whole, code, *rest in rows if not is_whole)
+
+
+def _waiting_as_of(latest: Pass) -> tuple[Waiting, tuple[Waiting, ...]]:
+    counted = latest.summary.get("waiting", {})
+    by_code = tuple(
+        Waiting(code, int(one["jobs"]), Decimal(str(one["devices"])), None, None)
+        for code, one in counted.items()
+        if code != "held"
+    )
+    n_jobs, devices = sum(one.n_jobs for one in by_code), sum((one.devices for one in by_code), Decimal(0))
+    return Waiting("", n_jobs, devices, None, None), by_code
 
 
 def reserved_power_w() -> float:

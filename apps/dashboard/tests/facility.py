@@ -224,7 +224,7 @@ def _records(made: dict[str, Job], at: datetime) -> None:
         n_started=1,
         n_waiting=2,
         phase_ms={"load": 11.0, "plan": 20.5, "check": 2.0, "commit": 4.5},
-        summary={"by_reason": {"topology": {"jobs": 1, "devices": 32}}},
+        summary={"waiting": {"topology": {"jobs": 1, "devices": 32}}},
     )
     sentence = "No leaf has 4 free nodes; L02 has 3."
     for rank, (name, code) in enumerate((("waiting", "topology"), ("unkind", "priority")), 1):

@@ -59,12 +59,12 @@ def one_pass(request: HttpRequest, pass_id: int) -> HttpResponse:
     found = scheduling.passes().filter(pk=pass_id).first()
     if found is None:
         raise Http404("no such pass")
-    by_reason = found.summary.get("by_reason") if isinstance(found.summary, dict) else None
+    counted = found.summary.get("waiting", {}) if isinstance(found.summary, dict) else {}
     context = {
         "this": found,
         "phases": list(found.phase_ms.items()) if isinstance(found.phase_ms, dict) else [],
         "total_ms": _total_ms(found.phase_ms),
-        "by_reason": [(words.reason(code), code, amount) for code, amount in (by_reason or {}).items()],
+        "by_reason": [(words.reason(code), code, one) for code, one in counted.items()],
         "summary_text": json.dumps(found.summary, indent=2, ensure_ascii=False)[:_LONGEST_SUMMARY],
     }
     return render(request, "dashboard/pages/pass.html", context)

@@ -116,7 +116,7 @@ class Known:
 
     @cached_property
     def waiting(self) -> tuple[board.Waiting, tuple[board.Waiting, ...]]:
-        return board.waiting(self.at)
+        return board.waiting(self.at, self.frame.last_pass)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def queue(request: HttpRequest) -> HttpResponse:
     form = FilterForm(request.GET)
     if form.is_valid() and request.GET.get("format") == "csv":
         return _file(viewer, form)
-    context = {**_head(viewer, form), "form": form, **_rows(request, viewer, form)}
+    context = {**_head(request, viewer, form), "form": form, **_rows(request, viewer, form)}
     frame_of(request).n_waiting = context["waiting"].n_jobs
     context["team_names"] = [team.name for team in teams.teams_visible_to(viewer).order_by("name")[:500]]
     context["kinds"] = inventory.accelerator_type_names()
@@ -106,18 +106,22 @@ def queue(request: HttpRequest) -> HttpResponse:
 @require_GET
 def head_part(request: HttpRequest) -> HttpResponse:
     viewer, form = viewer_of(request), FilterForm(request.GET)
-    return part(request, "dashboard/parts/queue_head.html", _version(), lambda: _head(viewer, form))
+    return part(
+        request, "dashboard/parts/queue_head.html", _version(request), lambda: _head(request, viewer, form)
+    )
 
 
 @page
 @require_GET
 def rows_part(request: HttpRequest) -> HttpResponse:
     viewer, form = viewer_of(request), FilterForm(request.GET)
-    return part(request, "dashboard/parts/queue_rows.html", _version(), lambda: _rows(request, viewer, form))
+    return part(
+        request, "dashboard/parts/queue_rows.html", _version(request), lambda: _rows(request, viewer, form)
+    )
 
 
-def _version() -> tuple[object, ...]:
-    latest = scheduling.last_pass()
+def _version(request: HttpRequest) -> tuple[object, ...]:
+    latest = frame_of(request).last_pass
     return (events.latest_event_id(), latest.pk if latest else None)
 
 
@@ -125,9 +129,9 @@ def _tab(form: FilterForm) -> str:
     return (form.cleaned_data.get("state") if form.is_valid() else "") or "queued"
 
 
-def _head(viewer: User, form: FilterForm) -> dict[str, Any]:
+def _head(request: HttpRequest, viewer: User, form: FilterForm) -> dict[str, Any]:
     at = clock.now()
-    counts, (whole, by_code) = board.open_counts(viewer), board.waiting(at)
+    counts, (whole, by_code) = board.open_counts(viewer), board.waiting(at, frame_of(request).last_pass)
     tab = _tab(form)
     tiles = []
     if tab == "queued":
@@ -184,6 +188,7 @@ def _rows(request: HttpRequest, viewer: User, form: FilterForm) -> dict[str, Any
         order=_ORDERS[tab],
         after=request.GET.get("after", ""),
         size=PAGE_SIZE,
+        is_wide=True,
     )
     narrowing = ("q", "team", "kind", "size", "priority", "reason", "mine")
     return {
