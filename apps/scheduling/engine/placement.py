@@ -15,7 +15,7 @@ from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shap
 from apps.scheduling.engine.flow import spread_under_limits
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import best_single, domain_sums, most_under_limits, whole_room
-from apps.scheduling.engine.state import Floor
+from apps.scheduling.engine.state import Floor, State
 from apps.scheduling.engine.units import BIG, FULL, micro_of
 
 
@@ -399,6 +399,29 @@ def _name_fractions(
         shares.append(Share(group, node, k, (d,) if terms.named else (), k * steps))
         n -= k
     return sorted(shares, key=lambda s: s.devices)
+
+
+def could_hold(frame: Frame, shape: Shape, kind: int, state: State, may_use: BoolArray) -> bool:
+    """A quick look at one instant: False only if no place can be there, whatever the rest of the window is like."""
+    if len(shape.asks) != 1 or not shape.asks[0].devices:
+        return True
+    ask = shape.asks[0]
+    n = ask.n_replicas
+    draw = frame.draw(ask.devices, 0, kind, ask.peak_w) if frame.has_limits else 0
+    room, total = whole_room(
+        may_use, frame.kind, kind, state.whole, state.cpu, state.mem, state.head, frame.paths,
+        ask.devices, micro_of(ask.cpus), micro_of(ask.memory_gib), draw, n,
+    )  # fmt: skip
+    if total < n:
+        return False
+    if ask.required is not None:
+        ids = frame.level[ask.required]
+        sums, _ = domain_sums(ids, frame.n_level[ask.required], room, room)
+        if int(sums.max()) < n:
+            return False
+    if draw and frame.n_limit_trees == 1:
+        return most_under_limits(room, state.head, frame.paths, draw, n) >= n
+    return True
 
 
 def kinds_of(shape: Shape) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ from apps.scheduling.engine.facts import (
 )
 from apps.scheduling.engine.frame import Frame, frame_of
 from apps.scheduling.engine.order import order_queue
-from apps.scheduling.engine.placement import Found, Terms, kinds_of, place, total_steps
+from apps.scheduling.engine.placement import Found, Terms, could_hold, kinds_of, place, total_steps
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.state import Floor, State, charge_of
@@ -369,13 +369,24 @@ class Pass:
         need = self._need(gang)
         useful = np.logical_or.reduce([self.frame.kind_mask[k] for k in kinds]) & self.may_use(gang)
         left = list(kinds)
+        hopeless_until_s: dict[int, float] = {}
         for state in self.calendar.states(useful, need, [t for t in extra if t > self.now_s]):
             for kind in tuple(left):
                 if best is not None and state.at_s + work_s * self._best_pace(gang, kind) >= best[0]:
                     left.remove(kind)  # however good its place, it ends no earlier
                     continue
-                found = self.fit(gang, kind, state, self.duration_s(gang, kind), named=False)
+                if state.at_s < hopeless_until_s.get(kind, -inf):
+                    continue
+                if not could_hold(self.frame, gang.shape, kind, state, self.may_use(gang)):
+                    continue
+                duration_s = self.duration_s(gang, kind)
+                found = self.fit(gang, kind, state, duration_s, named=False)
                 if found is None:
+                    later = self.calendar.window(state, state.at_s + duration_s)[1:]
+                    # What is promised later forbids it alone: then nothing that is given back before helps.
+                    left_s = state.at_s + duration_s - later[0].at_s if later else 0.0
+                    if later and self.fit(gang, kind, later[0], left_s, named=False) is None:
+                        hopeless_until_s[kind] = later[0].at_s
                     continue
                 left.remove(kind)  # later is never earlier
                 finish = state.at_s + work_s * self._pace(gang, found)
