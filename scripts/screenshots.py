@@ -2,8 +2,8 @@
 
     python scripts/screenshots.py [--url http://127.0.0.1:8000] [--var var] [--out docs/images]
 
-Every page is opened in the system's Chromium at the width of a desk and of a phone, light and dark; the names of the
-files say which. With --all every variant is kept, else those that the README shows.
+Pages are opened in the system's Chromium at the width of a desk and of a phone, light and dark. With --all every
+variant is kept, under a name that says which it is; else only the pictures that the README shows.
 """
 
 import argparse
@@ -15,14 +15,15 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+# What the README shows: page, device and theme, and the name of its picture.
 SHOWN = {
-    ("overview", "desktop", "light"),
-    ("queue", "desktop", "dark"),
-    ("job", "desktop", "light"),
-    ("nodes", "desktop", "light"),
-    ("quota", "desktop", "light"),
-    ("queue", "phone", "light"),
-    ("overview", "phone", "dark"),
+    ("overview", "desktop", "light"): "overview.png",
+    ("queue", "desktop", "dark"): "queue.png",
+    ("job", "desktop", "light"): "job.png",
+    ("nodes", "desktop", "light"): "nodes.png",
+    ("quota", "desktop", "light"): "quota.png",
+    ("queue", "phone", "light"): "queue-phone.png",
+    ("overview", "phone", "dark"): "overview-phone.png",
 }
 
 
@@ -71,12 +72,14 @@ def take(browser: Browser, url: str, account: dict[str, str], out: Path, *, ever
             page = context.new_page()
             sign_in(page, url, account)
             for name, path in addresses(page, url).items():
-                if not every and (name, device, scheme) not in SHOWN:
+                shown = SHOWN.get((name, device, scheme))
+                file = f"{name}-{device}-{scheme}.png" if every else shown
+                if file is None:
                     continue
                 page.goto(url + path)
                 page.wait_for_timeout(1200)  # charts are drawn after the page
-                page.screenshot(path=out / f"{name}-{device}-{scheme}.png")
-                print(f"{name}-{device}-{scheme}.png")
+                page.screenshot(path=out / file)
+                print(file)
             context.close()
 
 

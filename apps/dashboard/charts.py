@@ -11,6 +11,7 @@ from django.utils import timezone
 
 Figure = dict[str, Any]
 
+_SHORTEST: Final = timedelta(minutes=30)
 _COLOURS: Final = ("blue", "orange", "green", "purple", "gold", "verm")
 _SMALL: Final = {"small": {"xaxis": {"nticks": 4}, "yaxis": {"nticks": 4}, "margin": {"l": 36, "r": 8}}}
 
@@ -40,6 +41,13 @@ def _now_line(now: datetime) -> Figure:
     }
 
 
+def _window(since: datetime, now: datetime, points: Iterable[tuple[datetime, float]]) -> list[str]:
+    """From the first point on, where the record is shorter than the period; half an hour at least."""
+    first = min((at for at, _ in points), default=since)
+    begin = max(since, min(first, now - _SHORTEST))
+    return [_local(begin), _local(now + (now - begin) / 100)]
+
+
 def power_chart(
     draw: Mapping[str, Sequence[tuple[datetime, float]]],
     limit_w: float | None,
@@ -52,6 +60,7 @@ def power_chart(
     Args:
         draw: By name of a hall, or of the whole facility, instants and watts in order of time.
     """
+    window = _window(since, now, (point for points in draw.values() for point in points))
     peak_w = max([limit_w or 0.0, *(watts for points in draw.values() for _, watts in points)], default=0.0)
     unit, divisor = ("MW", 1e6) if peak_w >= 1e6 else ("kW", 1e3)
     traces: list[Figure] = [
@@ -74,7 +83,7 @@ def power_chart(
                 "type": "scatter",
                 "mode": "lines",
                 "name": "Limit",
-                "x": [_local(since), _local(now)],
+                "x": [window[0], _local(now)],
                 "y": [round(limit_w / divisor, 4)] * 2,
                 "line": {"color": _var("verm"), "width": 2, "dash": "dash"},
                 "hovertemplate": f"%{{y:.2f}} {unit}",
@@ -84,7 +93,7 @@ def power_chart(
         "xaxis": {
             "type": "date",
             "tickformat": "%H:%M\n%a %-d %b",
-            "range": [_local(since), _local(now + timedelta(minutes=5))],
+            "range": window,
         },
         "yaxis": {"rangemode": "tozero", "title": {"text": unit}, "nticks": 6},
         "shapes": [_now_line(now)],
@@ -101,6 +110,7 @@ def utilization_chart(
     now: datetime,
 ) -> Figure:
     """Devices in use over time, stacked by accelerator type, under all there are."""
+    window = _window(since, now, capacity)
     traces: list[Figure] = [
         {
             "type": "scatter",
@@ -131,7 +141,7 @@ def utilization_chart(
         "xaxis": {
             "type": "date",
             "tickformat": "%H:%M\n%a %-d %b",
-            "range": [_local(since), _local(now + timedelta(minutes=5))],
+            "range": window,
         },
         "yaxis": {"rangemode": "tozero", "nticks": 6},
         "meta": _SMALL,

@@ -421,3 +421,15 @@ def test_a_token_is_revoked_by_its_owner_alone(facility: Facility) -> None:
 def test_the_style_guide_is_for_staff(facility: Facility) -> None:
     assert signed_in(facility.viewer).get("/styleguide/").status_code == 404
     assert signed_in(facility.admin).get("/styleguide/").status_code == 200
+
+
+def test_a_very_long_queue_is_counted_by_the_pass_and_not_by_the_page(facility: Facility) -> None:
+    facility.last_pass.n_queued = 30_000
+    facility.last_pass.summary = {
+        "waiting": {"power": {"jobs": 29_990, "devices": 60_000.5}, "held": {"jobs": 10, "devices": 10}}
+    }
+    facility.last_pass.save()
+    page = signed_in(facility.viewer).get("/queue/")
+
+    assert page.context["waiting"].n_jobs == sum(n for _, n, _ in page.context["tiles"]) == 29_990
+    assert signed_in(facility.viewer).get("/").context["waiting"].n_jobs == 29_990
