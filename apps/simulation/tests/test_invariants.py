@@ -166,3 +166,16 @@ def test_under_easy_nothing_that_is_backfilled_moves_the_promised_start_later(sc
             assert line["expected_start"] <= promised.setdefault(line["job"], line["expected_start"])
         elif line["event"] == "start":
             assert line["t"] <= promised.get(line["job"], line["t"])
+
+
+@SLOW
+@given(scenes(max_jobs=1))
+def test_what_is_not_rejected_starts_at_once_in_the_empty_facility(scene):
+    scene["events"], scene["reservations"], scene["teams"] = [], [], []
+    scene["policy"].pop("pass_interval", None)
+    scene.pop("until", None)
+    for field in ("team", "reservation", "not_before"):
+        scene["jobs"][0].pop(field, None)
+    told = report.summary(run_scene(scene))["jobs"]["job0"]
+
+    assert told["state"] == "rejected" or told["start"] == scene["jobs"][0]["submit"]
