@@ -1,7 +1,8 @@
 """What every test may count on: a PostgreSQL, and a word about programs the machine lacks.
 
-The database is a throw-away server of our own, started once a run and shared by the workers of pytest-xdist (each
-has its own database in it); DATABASE_URL names another. Tests that touch no database start none.
+The database is a throw-away server of our own, one for each worker of pytest-xdist: followers of the event log wait
+for the oldest transaction of the whole server, so tests beside each other would hold each other up. DATABASE_URL names
+another server. Tests that touch no database start none.
 """
 
 import os
@@ -47,9 +48,6 @@ _server = _ThrowAwayServer()
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("DATABASE_URL"):
         os.environ[_URL] = os.environ["DATABASE_URL"]
-    is_controller = not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None)
-    if is_controller and _URL not in os.environ:
-        os.environ[_URL] = _server.url()  # the workers inherit it
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -47,4 +47,14 @@ class Migration(migrations.Migration):
             name='node',
             field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='placements', to='inventory.node'),
         ),
+        # Dropping the index of a key takes every index on that column alone with it, also those that hold a rule.
+        migrations.RunSQL(
+            [
+                "CREATE UNIQUE INDEX IF NOT EXISTS one_open_allocation_per_job"
+                " ON jobs_allocation (job_id) WHERE ended_at IS NULL",
+                "CREATE UNIQUE INDEX IF NOT EXISTS one_whole_owner_a_device"
+                " ON jobs_deviceclaim (device_id) WHERE released_at IS NULL AND share = 1",
+            ],
+            migrations.RunSQL.noop,
+        ),
     ]
