@@ -5,6 +5,7 @@ is not misunderstood here in the same way. Plain dictionaries and sums over what
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from math import inf
+from weakref import WeakKeyDictionary
 
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import (
@@ -22,6 +23,7 @@ from apps.scheduling.engine.facts import (
 
 SLACK = 1e-6  # relative: watts and cpus are sums of floats here
 _OVERDUE_S = 1.0
+_IDLE_W: WeakKeyDictionary[Facility, dict[int, float]] = WeakKeyDictionary()
 
 
 def check(snapshot: Snapshot, plan: Plan, policy: Policy) -> tuple[Fault, ...]:
@@ -238,13 +240,16 @@ class _Checker:
         }
 
     def _idle_load(self) -> dict[int, float]:
+        """Watts of everything at rest, by domain; the facility as built does not change from pass to pass."""
         f = self.facility
-        idle: dict[int, float] = defaultdict(float)
-        for node in range(len(f.node_id)):
-            watts = float(f.idle_w[node]) + int(f.n_devices[node]) * f.kinds[int(f.kind[node])].idle_w
-            for domain in self._domains_of(node):
-                idle[domain] += watts
-        return idle
+        if f not in _IDLE_W:
+            idle: dict[int, float] = defaultdict(float)
+            for node in range(len(f.node_id)):
+                watts = float(f.idle_w[node]) + int(f.n_devices[node]) * f.kinds[int(f.kind[node])].idle_w
+                for domain in self._domains_of(node):
+                    idle[domain] += watts
+            _IDLE_W[f] = idle
+        return _IDLE_W[f]
 
     def _limits(self) -> dict[int, float]:
         return {
@@ -375,7 +380,8 @@ class _Checker:
         if gang.work_s == inf or not holding:
             return inf
         slowest = min(float(f.speed[n]) for n in holding)
-        return gang.work_s / (slowest * f.kinds[int(f.kind[holding[0]])].speed)
+        has_devices = any(ask.devices or ask.share_steps for ask in gang.shape.asks)
+        return gang.work_s / (slowest * (f.kinds[int(f.kind[holding[0]])].speed if has_devices else 1.0))
 
 
 class _Book:

@@ -433,6 +433,11 @@ def kinds_of(shape: Shape) -> tuple[int, ...] | None:
     return tuple(k for k in first.kinds if all(k in ask.kinds for ask in others))
 
 
+def holds_devices(shape: Shape) -> bool:
+    """Whether any group holds devices, or shares of them."""
+    return any(ask.devices or ask.share_steps for ask in shape.asks)
+
+
 def total_steps(shape: Shape) -> int:
     """Millionths of devices the whole gang holds."""
     return sum(

@@ -29,7 +29,15 @@ from apps.scheduling.engine.facts import (
 )
 from apps.scheduling.engine.frame import Frame, frame_of
 from apps.scheduling.engine.order import order_queue
-from apps.scheduling.engine.placement import Found, Terms, could_hold, kinds_of, place, total_steps
+from apps.scheduling.engine.placement import (
+    Found,
+    Terms,
+    could_hold,
+    holds_devices,
+    kinds_of,
+    place,
+    total_steps,
+)
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.state import Floor, State, charge_of
@@ -74,7 +82,7 @@ class Pass:
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._family: dict[int, tuple[object, ...]] = {}
         self._kinds: dict[int, tuple[int, ...]] = {}
-        self._slowest: dict[int, float] = {}
+        self._slowest: dict[tuple[int, bool], float] = {}
         self._may_use: dict[tuple[int, bool], BoolArray] = {}
 
     def run(self) -> Plan:
@@ -169,22 +177,24 @@ class Pass:
             return gang.limit_s
         if gang.work_s == inf:
             return inf
-        if kind not in self._slowest:
-            speeds = self.frame.speeds[kind] if self.frame.speeds else (1.0,)
-            self._slowest[kind] = (speeds[-1] if speeds else 1.0) * self.frame.kinds[kind].speed
-        return gang.work_s / self._slowest[kind]
+        holds = holds_devices(gang.shape)
+        if (kind, holds) not in self._slowest:
+            # Without devices it may run on any node, at the node's own speed.
+            speeds = self.frame.speeds[kind] if holds else (float(self.frame.speed.min(initial=1.0)),)
+            pace = (speeds[-1] if speeds else 1.0) * (self.frame.kinds[kind].speed if holds else 1.0)
+            self._slowest[kind, holds] = pace
+        return gang.work_s / self._slowest[kind, holds]
 
     def _exact_end_s(self, gang: Gang, found: Found, start_s: float) -> float:
         if gang.limit_s != inf:
             return start_s + gang.limit_s
         if gang.work_s == inf:
             return inf
-        speed = min(float(self.frame.speed[s.node]) for s in found.placing)
-        return start_s + gang.work_s / (speed * self.frame.kinds[found.kind].speed)
+        return start_s + gang.work_s * self._pace(gang, found)
 
     def _pace(self, gang: Gang, found: Found) -> float:
         """Time one unit of work takes there: what kinds are compared by."""
-        holds = any(ask.devices or ask.share_steps for ask in gang.shape.asks)
+        holds = holds_devices(gang.shape)
         speed = min(float(self.frame.speed[s.node]) for s in found.placing)
         return 1.0 / (speed * (self.frame.kinds[found.kind].speed if holds else 1.0))
 
@@ -201,7 +211,7 @@ class Pass:
         )
 
     def _best_pace(self, gang: Gang, kind: int) -> float:
-        if not any(ask.devices or ask.share_steps for ask in gang.shape.asks):
+        if not holds_devices(gang.shape):
             return 1.0 / float(self.frame.speed.max())
         return (
             1.0 / (self.frame.speeds[kind][0] * self.frame.kinds[kind].speed)
