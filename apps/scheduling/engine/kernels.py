@@ -119,6 +119,63 @@ def whole_room(
 
 
 @_compile
+def fraction_room(
+    may_use: BoolArray,
+    kind: IntArray,
+    wanted_kind: int,
+    shared: IntArray,
+    offset: IntArray,
+    whole: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    head: IntArray,
+    paths: IntArray,
+    steps: int,
+    cpu_each: int,
+    mem_each: int,
+    draw: int,
+    most: int,
+) -> tuple[IntArray, int]:
+    """(n,) fractional replicas each node takes; `shared` is what is free of devices that are shared already."""
+    room = np.zeros(len(whole), dtype=np.int64)
+    total = 0
+    each = FULL // steps
+    for node in range(len(whole)):
+        if kind[node] != wanted_kind or not may_use[node]:
+            continue
+        r = max(0, whole[node]) * each
+        for device in range(offset[node], offset[node + 1]):
+            if shared[device] < FULL:
+                r += shared[device] // steps
+        r = min(r, most)
+        if cpu_each > 0:
+            r = min(r, cpu[node] // cpu_each)
+        if mem_each > 0:
+            r = min(r, mem[node] // mem_each)
+        if draw > 0 and r > 0:
+            for column in range(paths.shape[1]):
+                r = min(r, head[paths[node, column]] // draw)
+        if r > 0:
+            room[node] = r
+            total += r
+    return room, total
+
+
+@_compile
+def keep_emptied(shared: IntArray, dev: IntArray, whole: IntArray, offset: IntArray) -> None:
+    """Take from `shared` the devices that are empty in a later state whose node has promised them whole."""
+    for node in range(len(whole)):
+        n_emptied = 0
+        for device in range(offset[node], offset[node + 1]):
+            if shared[device] > 0 and dev[device] == FULL:
+                n_emptied += 1
+        if n_emptied > max(0, whole[node]):
+            for device in range(offset[node], offset[node + 1]):
+                if dev[device] == FULL:
+                    shared[device] = 0
+
+
+@_compile
 def most_under_limits(room: IntArray, head: IntArray, paths: IntArray, draw: int, n: int) -> int:
     """How many replicas all limits together let the nodes take, up to n.
 

@@ -14,7 +14,13 @@ import numpy as np
 from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shape, Share
 from apps.scheduling.engine.flow import spread_under_limits
 from apps.scheduling.engine.frame import LEVELS, Frame
-from apps.scheduling.engine.kernels import best_single, domain_sums, most_under_limits, whole_room
+from apps.scheduling.engine.kernels import (
+    best_single,
+    domain_sums,
+    fraction_room,
+    most_under_limits,
+    whole_room,
+)
 from apps.scheduling.engine.state import Floor, State
 from apps.scheduling.engine.units import BIG, FULL, micro_of
 
@@ -126,22 +132,13 @@ def _draws(frame: Frame, ask: Ask) -> IntArray:
     return np.array(by_kind or [0], dtype=np.int64)[frame.kind]
 
 
-def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms, floor: Floor) -> IntArray:
-    """(n,) replicas each node could take, domains above it aside."""
+def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms) -> IntArray:
+    """(n,) replicas each node could take, domains above it aside: those without devices, or as if nothing ran."""
     n = ask.n_replicas
     mask = terms.may_use
-    if ask.devices:
+    if ask.devices or ask.share_steps:
         mask = mask & frame.kind_mask[kind]
-        free = left.whole if terms.busy else frame.n_devices
-        room = free // ask.devices
-    elif ask.share_steps:
-        mask = mask & frame.kind_mask[kind]
-        each = FULL // ask.share_steps
-        if terms.busy:
-            partly = left.shared_dev(frame, floor) // ask.share_steps
-            room = np.add.reduceat(partly, frame.offset[:-1]) + np.maximum(left.whole, 0) * each
-        else:
-            room = frame.n_devices * each
+        room = frame.n_devices // ask.devices if ask.devices else frame.n_devices * (FULL // ask.share_steps)
     else:
         if ask.kinds and len(ask.kinds) < len(frame.kinds):
             mask = mask & np.isin(frame.kind, ask.kinds)
@@ -153,18 +150,32 @@ def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms, fl
     return np.where(mask, np.clip(room, 0, n), 0)
 
 
+def _free_room(
+    frame: Frame, ask: Ask, kind: int, may_use: BoolArray, free: "State | _Left", shared: IntArray, draw: int
+) -> tuple[IntArray, int]:
+    """(n,) replicas with devices that each node takes beside what runs, its own limits above it included; their sum."""
+    cpu_each, mem_each, most = micro_of(ask.cpus), micro_of(ask.memory_gib), ask.n_replicas
+    if ask.devices:
+        return whole_room(
+            may_use, frame.kind, kind, free.whole, free.cpu, free.mem, free.head, frame.paths,
+            ask.devices, cpu_each, mem_each, draw, most,
+        )  # fmt: skip
+    return fraction_room(
+        may_use, frame.kind, kind, shared, frame.offset, free.whole, free.cpu, free.mem, free.head, frame.paths,
+        ask.share_steps, cpu_each, mem_each, draw, most,
+    )  # fmt: skip
+
+
 def _place_group(
     frame: Frame, group: int, ask: Ask, kind: int, left: "_Left", terms: Terms, floor: Floor
 ) -> tuple[list[Share], str] | None:
     n = ask.n_replicas
     draws: IntArray | None = None
     limited = terms.power and frame.has_limits and (ask.devices > 0 or ask.share_steps > 0)
-    if ask.devices and terms.busy:
-        draw = frame.draw(ask.devices, 0, kind, ask.peak_w) if limited else 0
-        room, total = whole_room(
-            terms.may_use, frame.kind, kind, left.whole, left.cpu, left.mem, left.head, frame.paths,
-            ask.devices, micro_of(ask.cpus), micro_of(ask.memory_gib), draw, n,
-        )  # fmt: skip
+    if terms.busy and (ask.devices or ask.share_steps):
+        draw = frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) if limited else 0
+        shared = left.whole if ask.devices else left.shared_dev(frame, floor)
+        room, total = _free_room(frame, ask, kind, terms.may_use, left, shared, draw)
         if total < n:
             return None
         if draw:
@@ -173,7 +184,7 @@ def _place_group(
                 return None
             draws = _draws(frame, ask)
     else:
-        room = node_room(frame, ask, kind, left, terms, floor)
+        room = node_room(frame, ask, kind, left, terms)
         if int(room.sum()) < n:
             return None
         if limited:
@@ -403,15 +414,12 @@ def _name_fractions(
 
 def could_hold(frame: Frame, shape: Shape, kind: int, state: State, may_use: BoolArray) -> bool:
     """A quick look at one instant: False only if no place can be there, whatever the rest of the window is like."""
-    if len(shape.asks) != 1 or not shape.asks[0].devices:
+    if len(shape.asks) != 1 or not holds_devices(shape):
         return True
     ask = shape.asks[0]
     n = ask.n_replicas
-    draw = frame.draw(ask.devices, 0, kind, ask.peak_w) if frame.has_limits else 0
-    room, total = whole_room(
-        may_use, frame.kind, kind, state.whole, state.cpu, state.mem, state.head, frame.paths,
-        ask.devices, micro_of(ask.cpus), micro_of(ask.memory_gib), draw, n,
-    )  # fmt: skip
+    draw = frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) if frame.has_limits else 0
+    room, total = _free_room(frame, ask, kind, may_use, state, state.dev, draw)
     if total < n:
         return False
     if ask.required is not None:

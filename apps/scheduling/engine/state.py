@@ -7,7 +7,13 @@ import numpy as np
 
 from apps.scheduling.engine.facts import Ask, Gang, IntArray, Placing
 from apps.scheduling.engine.frame import Frame
-from apps.scheduling.engine.kernels import charge_state, quota_left, refresh_prefix, refresh_prefix_at
+from apps.scheduling.engine.kernels import (
+    charge_state,
+    keep_emptied,
+    quota_left,
+    refresh_prefix,
+    refresh_prefix_at,
+)
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.units import FULL, micro_of
 
@@ -294,11 +300,9 @@ class Floor:
         A device that empties within the window may be promised whole by then; sharing it on would break the promise.
         """
         shared = np.where(self.dev < FULL, self.dev, 0)
+        if not shared.any():
+            return shared
         wholes = self.wholes or [state.whole for state in self.states]
         for state, whole in zip(self.states[1:], wholes[1:], strict=True):
-            emptied = (state.dev == FULL) & (shared > 0)
-            if emptied.any():
-                per_node = np.bincount(frame.node_of_device[emptied], minlength=frame.n_nodes)
-                broken = per_node > np.maximum(whole, 0)
-                shared = np.where(emptied & broken[frame.node_of_device], 0, shared)
+            keep_emptied(shared, state.dev, whole, frame.offset)
         return shared
