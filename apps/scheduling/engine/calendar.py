@@ -265,9 +265,29 @@ class Calendar:
         self.pinches.insert(position, state)
         self._pool.insert(position + 1, state)
 
+    def _range(self, after_s: float, until_s: float) -> tuple[int, int]:
+        """Positions of the pinches after an instant and before another."""
+        low = bisect_right(self.pinches, after_s, key=lambda p: p.at_s)
+        return low, max(low, bisect_left(self.pinches, until_s, key=lambda p: p.at_s))
+
     def window(self, first: State, until_s: float) -> list[State]:
         """The first state, and every later pinch before the end."""
-        return [first, *(p for p in self.pinches if first.at_s < p.at_s < until_s)]
+        low, high = self._range(first.at_s, until_s)
+        return [first, *self.pinches[low:high]]
+
+    def floor(self, first: State, until_s: float, holds: Sequence[IntArray | None] | None = None) -> Floor:
+        """The floor of the window that begins with this state."""
+        low, high = self._range(first.at_s, until_s)
+        least = self._pool.least_with(first, low + 1, high + 1)  # the pool's first state is now
+        return Floor([first, *self.pinches[low:high]], holds, least)
+
+    def quota_left_in(self, first: State, until_s: float, team: int, kind: int) -> int:
+        """Millionths of a device the team may take of this kind through the window that begins with this state."""
+        if team == NONE or not self.tree.teams or not self.tree.limited[kind]:
+            return BIG
+        low, high = self._range(first.at_s, until_s)
+        rest = self._pool.quota_left_between(low + 1, high + 1, team, kind)
+        return min(rest, self.tree.available(first.use, team, kind))
 
     def floor_now(self, until_s: float, holds: Sequence[IntArray | None] | None = None) -> Floor:
         """The floor of the window from now to until_s."""

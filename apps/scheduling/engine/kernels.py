@@ -360,6 +360,18 @@ def refresh_prefix_at(order: IntArray, n: int, rows: IntArray, least: IntArray, 
 
 
 @_compile
+def least_of(first: IntArray, rows: IntArray, order: IntArray) -> IntArray:
+    """The elementwise least of one array and some rows."""
+    least = first.copy()
+    for i in range(len(order)):
+        row = rows[order[i]]
+        for x in range(len(least)):
+            if row[x] < least[x]:
+                least[x] = row[x]
+    return least
+
+
+@_compile
 def quota_available(
     use: IntArray, team: int, kind: int, parent: IntArray, subtree: IntArray, kept: IntArray, borrow: IntArray
 ) -> int:

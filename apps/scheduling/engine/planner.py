@@ -219,12 +219,18 @@ class Pass:
             else inf
         )
 
-    def quota_left(self, gang: Gang, kind: int, states: list[State]) -> bool:
-        """Whether the team may take the whole gang of this kind at every one of these instants."""
+    def _quota_allows(
+        self, gang: Gang, kind: int, first: State, until_s: float, states: Sequence[State]
+    ) -> bool:
+        """Whether the team may take the whole gang of this kind through the window (or at these instants alone)."""
         steps = total_steps(gang.shape)
         if gang.team == NONE or not steps or not self.tree.teams:
             return True
-        return all(self.tree.available(state.use, gang.team, kind) >= steps for state in states)
+        if states:
+            return all(self.tree.available(state.use, gang.team, kind) >= steps for state in states)
+        if first is self.calendar.now:
+            return self.within_quota(gang, [self.calendar.window_of(gang, until_s)], kind)
+        return self.calendar.quota_left_in(first, until_s, gang.team, kind) >= steps
 
     def may_use(self, gang: Gang, *, unhealthy: bool = True) -> BoolArray:
         """(n,) nodes that are healthy and of the cluster it names."""
@@ -243,16 +249,16 @@ class Pass:
         until_s = first.at_s + duration_s
         calendar = self.calendar
         is_now = first is calendar.now and rules.priority
+        states: Sequence[
+            State
+        ] = ()  # only bookings look at each instant; the calendar keeps the floor at hand
         if not rules.priority:
             states = calendar.without_promises(until_s)
-        elif is_now and not calendar.bookings:
-            states = [first]  # the calendar keeps the floor of such windows at hand
-        else:
+        elif calendar.bookings:
             states = calendar.window(first, until_s)
-        if rules.quota and is_now:
-            if not self.within_quota(gang, [calendar.window_of(gang, until_s)], kind):
-                return None
-        elif rules.quota and not self.quota_left(gang, kind, states):
+        if rules.quota and not self._quota_allows(
+            gang, kind, first, until_s, states if not rules.priority else ()
+        ):
             return None
         may_use = self.may_use(gang, unhealthy=rules.unhealthy)
         only: IntArray | None = None
@@ -276,7 +282,10 @@ class Pass:
                     [np.maximum(0, booked - state.booked.get(position, 0)) for state in states]
                 )
                 may_use = may_use & (booked > 0)
-        floor = calendar.floor_now(until_s, holds) if is_now else Floor(states, holds)
+        if not rules.priority:
+            floor = Floor(states, holds)
+        else:
+            floor = calendar.floor_now(until_s, holds) if is_now else calendar.floor(first, until_s, holds)
         for mask in self._within_one_cluster(gang, may_use):
             terms = Terms(
                 mask,

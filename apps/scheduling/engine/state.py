@@ -10,12 +10,13 @@ from apps.scheduling.engine.frame import Frame
 from apps.scheduling.engine.kernels import (
     charge_state,
     keep_emptied,
+    least_of,
     quota_left,
     refresh_prefix,
     refresh_prefix_at,
 )
 from apps.scheduling.engine.quota import QuotaTree
-from apps.scheduling.engine.units import FULL, micro_of
+from apps.scheduling.engine.units import BIG, FULL, micro_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,21 @@ class Pool:
         """(whole, cpu, mem, head): the least over the first n states."""
         whole, cpu, mem, head = (self._least[name][n - 1] for name in self._FIELDS)
         return whole, cpu, mem, head
+
+    def least_with(self, first: State, low: int, high: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """(whole, cpu, mem, head): the least over a state of its own and the pool's states low..high - 1."""
+        order = self._order[low:high]
+        whole, cpu, mem, head = (least_of(getattr(first, f), self._rows[f], order) for f in self._FIELDS)
+        return whole, cpu, mem, head
+
+    def quota_left_between(self, low: int, high: int, team: int, kind: int) -> int:
+        """The least a team may still take of a kind at the pool's instants low..high - 1, millionths."""
+        t, order = self._tree, self._order[low:high]
+        if not len(order):
+            return BIG
+        return int(
+            quota_left(order, len(order), self._uses, team, kind, t.parents, t.subtree, t.kept, t.borrow)
+        )
 
     def quota_left(self, n: int, team: int, kind: int) -> int:
         """The least a team may still take of a kind at any of the first n instants, millionths."""
