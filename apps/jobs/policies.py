@@ -31,8 +31,12 @@ def require_may_release(actor: User, job: Job) -> None:
 
 
 def require_within_ceiling(actor: User, team: Team, priority: int) -> None:
-    if priority > team.priority_ceiling and not teams.may_operate(actor):
-        raise OverCeiling(team=team.name, asked=priority, ceiling=team.priority_ceiling)
+    """A team has no higher priority than any team above it, whatever its own ceiling says."""
+    if teams.may_operate(actor):
+        return
+    ceiling = teams.ceiling_of(team)
+    if priority > ceiling:
+        raise OverCeiling(team=team.name, asked=priority, ceiling=ceiling)
 
 
 def require_may_extend(actor: User, job: Job) -> None:

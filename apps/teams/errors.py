@@ -19,6 +19,24 @@ class MoreThanOwned(DomainError):
         self.errors = ({"path": "entries", "code": self.code, "message": self.message},)
 
 
+class CeilingAboveParent(Forbidden):
+    """A lead gives a sub-team no higher priority than the team itself has."""
+
+    code = "ceiling_above_parent"
+
+    def __init__(self, *, team: str, parent: str, asked: int, ceiling: int) -> None:
+        super().__init__(
+            f"{parent} has a priority of {ceiling} at most; only an administrator gives {team} more ({asked}).",
+            team=team,
+            parent=parent,
+            asked=asked,
+            ceiling=ceiling,
+        )
+        self.errors = (
+            {"path": "priority_ceiling", "code": self.code, "message": f"must be at most {ceiling}"},
+        )
+
+
 class TeamInUse(DomainError):
     code = "team_in_use"
 

@@ -70,6 +70,15 @@ def may_lead(user: User, team: Team) -> bool:
     return is_admin(user) or is_lead(user, team)
 
 
+def ceiling_of(team: Team) -> int:
+    """The highest priority that a job of this team may have: what it was given, as far as those above have it too."""
+    # Parents stay at hand on the instance: a batch of a thousand jobs of one team asks once.
+    ceiling, above = team.priority_ceiling, team.parent
+    while above is not None:
+        ceiling, above = min(ceiling, above.priority_ceiling), above.parent
+    return ceiling
+
+
 def require_admin(user: User) -> None:
     _require(is_admin(user), "Only administrators may do this.")
 

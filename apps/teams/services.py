@@ -15,7 +15,7 @@ from django.db.models import ProtectedError, Q
 from apps.core.errors import InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
 from apps.teams import policies
-from apps.teams.errors import MoreThanOwned, NotYourTeam, TeamInUse
+from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam, TeamInUse
 from apps.teams.models import FacilityRole, MemberRole, Membership, Quota, Team, Token, User
 
 # People ------------------------------------------------------------------------------------------------------------
@@ -130,6 +130,9 @@ def _record_user(kind: str, user: User, *, actor: User | None, at: datetime, **m
 # Teams -------------------------------------------------------------------------------------------------------------
 
 
+USUAL_CEILING: Final = 100
+
+
 @transaction.atomic
 def create_team(
     *,
@@ -138,14 +141,21 @@ def create_team(
     at: datetime,
     parent: Team | None = None,
     weight: float = 1.0,
-    priority_ceiling: int = 100,
+    priority_ceiling: int | None = None,
     reason: str = "",
 ) -> Team:
-    """A top team (administrators), or a part of a team (its leads)."""
+    """A top team (administrators), or a part of a team (its leads), which is given no higher priority than that has.
+
+    Without a `priority_ceiling` it is the usual one, or the parent's where that is lower.
+    """
     if parent is None:
         _require_admin(actor)
     elif actor is not None:
         policies.require_lead(actor, parent)
+    if priority_ceiling is None:
+        above = USUAL_CEILING if parent is None else policies.ceiling_of(parent)
+        priority_ceiling = min(USUAL_CEILING, above)
+    _require_ceiling_within(actor, name, parent, priority_ceiling)
     try:
         with transaction.atomic():
             team = Team.objects.create(
@@ -187,6 +197,8 @@ def update_team(
     after = _facts_of(team)
     if before == after:
         return team
+    if (before["priority_ceiling"], before["parent"]) != (after["priority_ceiling"], after["parent"]):
+        _require_ceiling_within(actor, team.name, team.parent, team.priority_ceiling)
     team.version += 1
     try:
         with transaction.atomic():
@@ -257,6 +269,14 @@ def remove_member(*, team_id: int, user: User, actor: User | None, at: datetime,
     membership.delete()
     data = {"user_id": user.pk, "username": user.get_username()}
     _record_team("team.member_removed", team, actor=actor, at=at, before=before, data=data, reason=reason)
+
+
+def _require_ceiling_within(actor: User | None, name: str, parent: Team | None, ceiling: int) -> None:
+    if actor is None or parent is None or policies.is_admin(actor):
+        return
+    above = policies.ceiling_of(parent)
+    if ceiling > above:
+        raise CeilingAboveParent(team=name, parent=parent.name, asked=ceiling, ceiling=above)
 
 
 def _locked(team_id: int) -> Team:

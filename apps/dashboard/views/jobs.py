@@ -31,6 +31,7 @@ from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Allocation, Job
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.models import Reason
+from apps.teams import policies
 from apps.teams.models import User
 
 _N_EVENTS: Final = 7
@@ -288,6 +289,7 @@ def _base(seen: Seen) -> dict[str, Any]:
         "rights": seen.rights,
         "look": _look(job),
         "asks": asks_of(job),
+        "ceiling": policies.ceiling_of(job.team),
         "reason": reason,
         "allocation": allocation,
         "latest": latest,

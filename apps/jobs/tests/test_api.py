@@ -283,3 +283,12 @@ def _request(of: Team):
     from apps.jobs.tests.builders import request
 
     return request(of)
+
+
+def test_a_sub_team_has_no_higher_priority_than_the_team_above_it():
+    fleet()
+    low = team(parent=team(priority_ceiling=10), priority_ceiling=1000)
+    me = client(person(low))
+
+    assert me.post(URL, body(low, priority=11)).data["code"] == "over_ceiling"
+    assert me.post(URL, body(low, priority=10)).status_code == 201

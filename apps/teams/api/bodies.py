@@ -20,7 +20,9 @@ class TeamIn(Strict):
     name: AddressName
     parent: Name | None = None
     weight: Weight = 1.0
-    priority_ceiling: Ceiling = 100
+    priority_ceiling: Annotated[
+        Ceiling | None, Field(description="Absent: 100, or the parent's where that is lower.")
+    ] = None
     reason: Reason = ""
 
     @classmethod

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connection, transaction
 from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.models import Event
 from apps.teams import policies, services
-from apps.teams.errors import MoreThanOwned, NotYourTeam
+from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam
 from apps.teams.models import Membership, Quota, Team, Token
 from apps.teams.selectors import owned_by
 from apps.teams.services import QuotaChange, QuotaEntry
@@ -94,6 +94,46 @@ def test_names_and_places_are_for_administrators():
         services.update_team(
             team_id=train.pk, changes={"name": "x"}, version=1, actor=person("lea", leads=vision), at=NOON
         )
+
+
+# Ceilings
+
+
+def test_a_lead_gives_a_sub_team_no_higher_priority_than_the_team_has():
+    top = team("a")
+    lea = person("lea", leads=top)
+    with pytest.raises(CeilingAboveParent):
+        services.create_team(name="b", parent=top, priority_ceiling=101, actor=lea, at=NOON)
+    low = services.create_team(name="b", parent=top, priority_ceiling=100, actor=lea, at=NOON)
+    with pytest.raises(CeilingAboveParent):
+        services.update_team(team_id=low.pk, changes={"priority_ceiling": 101}, version=1, actor=lea, at=NOON)
+
+    root = person("root", "admin")
+    assert services.update_team(
+        team_id=low.pk, changes={"priority_ceiling": 101}, version=1, actor=root, at=NOON
+    )
+
+
+def test_a_lead_changes_the_weight_of_a_team_whose_ceiling_an_administrator_raised():
+    top = team("a")
+    low = services.create_team(name="b", parent=top, priority_ceiling=500, actor=None, at=NOON)
+    lea = person("lea", leads=top)
+
+    assert services.update_team(team_id=low.pk, changes={"weight": 2.0}, version=1, actor=lea, at=NOON)
+
+
+def test_a_sub_team_begins_with_the_lower_of_the_usual_ceiling_and_its_parents():
+    top = services.create_team(name="a", priority_ceiling=10, actor=None, at=NOON)
+
+    assert services.create_team(name="b", parent=top, actor=None, at=NOON).priority_ceiling == 10
+    assert team("c").priority_ceiling == 100
+
+
+def test_the_lowest_ceiling_of_the_line_counts():
+    top = services.create_team(name="a", priority_ceiling=10, actor=None, at=NOON)
+    low = services.create_team(name="c", parent=team("b", top), priority_ceiling=500, actor=None, at=NOON)
+
+    assert policies.ceiling_of(Team.objects.get(pk=low.pk)) == 10
 
 
 # People
