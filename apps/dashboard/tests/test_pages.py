@@ -433,3 +433,14 @@ def test_a_very_long_queue_is_counted_by_the_pass_and_not_by_the_page(facility: 
 
     assert page.context["waiting"].n_jobs == sum(n for _, n, _ in page.context["tiles"]) == 29_990
     assert signed_in(facility.viewer).get("/").context["waiting"].n_jobs == 29_990
+
+
+def test_the_same_form_sent_twice_makes_one_job_and_an_edited_one_another(facility: Facility) -> None:
+    client = signed_in(facility.member)
+    form = {"action": "submit", "key": "k1", "team": "pretraining", "command": "true", "name": "one"}
+    first = [client.post("/jobs/new/", form | {"replicas": "1", "devices": "1"}) for _ in range(2)]
+    other = client.post("/jobs/new/", form | {"replicas": "1", "devices": "1", "name": "two"})
+
+    assert {answer.status_code for answer in (*first, other)} == {302}
+    assert first[0].headers["Location"] == first[1].headers["Location"] != other.headers["Location"]
+    assert Job.objects.filter(name__in=("one", "two"), user=facility.member).count() == 2

@@ -1,5 +1,6 @@
 """Submit: a form for the job specification, or the specification itself as JSON; a preview, then the real thing."""
 
+import hashlib
 import json
 import shlex
 import uuid
@@ -132,8 +133,7 @@ def _check(draft: Draft, wanted: Mapping[str, Any]) -> None:
 
 def _submit(request: HttpRequest, viewer: User, draft: Draft) -> HttpResponse | None:
     assert draft.request is not None
-    # The key was made with the form: a second click of the same button finds the first one's job.
-    key = request.POST.get("key", "")[:64] or None
+    key = _key_of(request.POST.get("key", "")[:64], draft.request)
     try:
         job = services.submit_job(request=draft.request, actor=viewer, at=clock.now(), idempotency_key=key)
     except DomainError as refusal:
@@ -141,6 +141,18 @@ def _submit(request: HttpRequest, viewer: User, draft: Draft) -> HttpResponse | 
         return None
     messages.success(request, f"Job {job.pk} was submitted.")
     return HttpResponseRedirect(reverse("dashboard:job", args=[job.pk]))
+
+
+def _key_of(form_key: str, wanted: JobRequest) -> str | None:
+    """The key was made with the form, and what is asked for is mixed in.
+
+    A second click of the same button finds the first one's job; who goes back, edits and submits gets another job.
+    """
+    if not form_key:
+        return None
+    asked = json.dumps(wanted.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+    digest = hashlib.blake2b(asked.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{form_key}:{digest}"
 
 
 def _preview(viewer: User, draft: Draft) -> None:
