@@ -1,7 +1,7 @@
 """What comes: when running work gives devices back, what is booked, and what has been promised to waiting jobs."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -10,10 +10,10 @@ import numpy as np
 
 from apps.scheduling.engine.facts import NONE, Booking, BoolArray, FloatArray, Gang, IntArray, Snapshot
 from apps.scheduling.engine.frame import Frame
-from apps.scheduling.engine.kernels import advance
+from apps.scheduling.engine.kernels import advance, seek
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.state import Charge, Floor, Pool, State, charge_of
-from apps.scheduling.engine.units import BIG
+from apps.scheduling.engine.units import BIG, FULL, micro_of
 
 OVERDUE_S = 1.0  # work past its limit that still holds devices is expected to be gone this much later
 
@@ -361,35 +361,88 @@ class Calendar:
         self._pool.touched(promise.charge.nodes)
         self._coming.remove(promise.position)
 
-    def states(self, useful: BoolArray, need: int, extra_times: Sequence[float] = ()) -> Iterator[State]:
-        """The states, in order of time, in which enough whole devices are free; one object, changed in place.
+    def seek(self, search: "Search", deadline_s: float) -> bool:
+        """Move a search on to its next instant before the deadline; False when there is none."""
+        coming, frame, tree, state = self._coming, self.frame, self.tree, search.state
+        move: Any = seek  # its arguments come in blocks
+        search.i, search.m, at_s = move(
+            search.i, search.m, coming.timeline(), coming.block(), search.marks, deadline_s,
+            (state.whole, state.dev, state.cpu, state.mem, state.head, state.use),
+            (frame.node_of_device, frame.paths, frame.kind, frame.offset),
+            (tree.parents, tree.subtree, tree.kept, tree.borrow),
+            search.pinch_times, self._pool.rows(), self._pool.uses, search.may_use, search.level, search.n_level,
+            search.ask, search.quota, search.duration_s, frame.n_limit_trees == 1,
+        )  # fmt: skip
+        if at_s == inf:
+            return False
+        if self.bookings:
+            self._book_up_to(search)
+        state.at_s = at_s
+        return True
 
-        Args:
-            useful: (n,) nodes whose devices count.
-            need: Whole devices that must be free on them for it to be worth a look.
-            extra_times: Instants to look at beside those at which something is given back.
+    def _book_up_to(self, search: "Search") -> None:
+        coming = self._coming
+        _, signs, which = coming.timeline()
+        for position in range(search.booked, search.i):
+            c = which[position]
+            if coming.bookings[c]:
+                search.state.book(self.frame, coming.charges[c], int(signs[position]), coming.bookings[c])
+        search.booked = search.i
+
+    def search(
+        self, gang: Gang, kind: int, may_use: BoolArray, duration_s: float, marks: Sequence[float]
+    ) -> "Search":
+        """A search for the instants at which a gang might start on one kind.
+
+        Gangs of several groups, and those without devices, are looked at every instant.
         """
-        state = self.now.copy(self.now_s)
-        marks = sorted(
-            t for t in {*extra_times, *(b.end_s for b in self.bookings)} if t > self.now_s and t != inf
+        ends = {b.end_s for b in self.bookings}
+        times = sorted(t for t in {*marks, *ends} if self.now_s < t < inf)
+        asks = gang.shape.asks
+        ask = asks[0]
+        level, n_level = self.frame.level["leaf"], 0
+        values = (kind, 0, FULL, 0, 0, 0, 0)  # no replica: fits anywhere
+        if len(asks) == 1 and (ask.devices or ask.share_steps):
+            draw = (
+                self.frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w)
+                if self.frame.has_limits
+                else 0
+            )
+            cpu, mem = micro_of(ask.cpus), micro_of(ask.memory_gib)
+            values = (kind, ask.devices, ask.share_steps or FULL, cpu, mem, draw, ask.n_replicas)
+            if ask.required is not None:
+                level, n_level = self.frame.level[ask.required], self.frame.n_level[ask.required]
+        limited = gang.team != NONE and bool(self.tree.teams) and bool(self.tree.limited[kind])
+        steps = sum((a.devices * FULL if a.devices else a.share_steps) * a.n_replicas for a in asks)
+        return Search(
+            state=self.now.copy(self.now_s),
+            marks=np.array(times, dtype=np.float64),
+            pinch_times=np.array([p.at_s for p in self.pinches], dtype=np.float64),
+            may_use=may_use,
+            level=level,
+            n_level=n_level,
+            ask=values,
+            quota=(gang.team if limited and steps else -1, kind, steps),
+            duration_s=duration_s,
         )
-        times = self._coming.timeline()[0]
-        i = m = 0
-        free = int(state.whole[useful].sum())
-        while i < len(times) or m < len(marks):
-            until_s = marks[m] if m < len(marks) else inf
-            before = i
-            i, free = self._advance(state, i, useful, need, until_s, free)
-            at_s = float(times[i - 1]) if i > before else until_s
-            if free < need or i == before:
-                at_s = until_s  # nothing worth a look before the mark
-            while m < len(marks) and marks[m] <= at_s:
-                m += 1
-            if at_s == inf:
-                return
-            if free >= need:
-                state.at_s = at_s
-                yield state
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """How far a search for a start has come; see kernels.seek."""
+
+    state: State
+    marks: FloatArray
+    pinch_times: FloatArray
+    may_use: BoolArray
+    level: IntArray
+    n_level: int
+    ask: tuple[int, int, int, int, int, int, int]
+    quota: tuple[int, int, int]
+    duration_s: float
+    i: int = 0
+    m: int = 0
+    booked: int = 0
 
 
 def _overlap(a: Booking, b: Booking) -> bool:

@@ -412,3 +412,119 @@ def quota_left(
         if here < least:
             least = here
     return int(least)
+
+
+@_compile
+def seek(
+    i: int,
+    m: int,
+    timeline: tuple[FloatArray, IntArray, IntArray],
+    block: tuple[IntArray, ...],
+    marks: FloatArray,
+    deadline_s: float,
+    state: tuple[IntArray, ...],
+    frame: tuple[IntArray, ...],
+    tree: tuple[IntArray, ...],
+    pinch_times: FloatArray,
+    pool: tuple[IntArray, ...],
+    uses: IntArray,
+    may_use: BoolArray,
+    level: IntArray,
+    n_level: int,
+    ask: tuple[int, ...],
+    quota: tuple[int, int, int],
+    duration_s: float,
+    is_one_tree: bool,
+) -> tuple[int, int, float]:
+    """Move a state on to the next instant (a change, or a mark) at which a gang of one group might fit through its
+    whole window, bookings aside. Return the next positions in the timeline and in the marks, and the instant; infinity
+    when there is none before the deadline.
+
+    Args:
+        state: (whole, dev, cpu, mem, head, use), changed in place.
+        frame: (node_of_device, paths, kind, offset).
+        tree: (parents, subtree, kept, borrow).
+        pool: (order, whole, cpu, mem, head): order[0] is now, the others are the pinches.
+        level: (n,) domain of each node of the kind it requires; n_level 0: none is required.
+        ask: (kind, whole devices, fraction, cpu, memory, draw, replicas), millionths.
+        quota: (team, kind, millionths); team -1: not limited.
+    """
+    times, signs, which = timeline
+    whole, dev, cpu, mem, head, use = state
+    node_of_device, paths, kinds, offset = frame
+    parents, subtree, kept, borrow = tree
+    order, rows_whole, rows_cpu, rows_mem, rows_head = pool
+    kind, devices, steps, cpu_each, mem_each, draw, n = ask
+    team, quota_kind, quota_steps = quota
+    low_whole, low_cpu, low_mem, low_head = whole, cpu, mem, head
+    while True:
+        next_s = np.inf
+        if i < len(times):
+            next_s = times[i]
+        if m < len(marks) and marks[m] < next_s:
+            next_s = marks[m]
+        if next_s >= deadline_s or next_s == np.inf:
+            return i, m, np.inf
+        while m < len(marks) and marks[m] <= next_s:
+            m += 1
+        if i < len(times) and times[i] == next_s:
+            i, _ = advance(
+                i, times, signs, which, block[0], block[1], block[2], block[3], block[4], block[5], block[6], block[7],
+                block[8], block[9], block[10], block[11], block[12], whole, dev, cpu, mem, head, use, node_of_device,
+                paths, parents, kept, may_use, -(2**62), next_s, 0,
+            )  # fmt: skip
+        if team >= 0 and quota_available(use, team, quota_kind, parents, subtree, kept, borrow) < quota_steps:
+            continue
+        for part in range(2):
+            if part == 1:
+                # It fits now; the same again for the least through the window.
+                first = np.searchsorted(pinch_times, next_s, side="right")
+                last = np.searchsorted(pinch_times, next_s + duration_s, side="left")
+                if last <= first:
+                    return i, m, next_s
+                window = order[first + 1 : last + 1]
+                if (
+                    team >= 0
+                    and quota_left(
+                        window, len(window), uses, team, quota_kind, parents, subtree, kept, borrow
+                    )
+                    < quota_steps
+                ):
+                    break
+                low_whole = least_of(whole, rows_whole, window)
+                low_cpu = least_of(cpu, rows_cpu, window)
+                low_mem = least_of(mem, rows_mem, window)
+                low_head = least_of(head, rows_head, window)
+            else:
+                low_whole, low_cpu, low_mem, low_head = whole, cpu, mem, head
+            if devices > 0:
+                room, total = whole_room(
+                    may_use,
+                    kinds,
+                    kind,
+                    low_whole,
+                    low_cpu,
+                    low_mem,
+                    low_head,
+                    paths,
+                    devices,
+                    cpu_each,
+                    mem_each,
+                    draw,
+                    n,
+                )
+            else:
+                room, total = fraction_room(
+                    may_use, kinds, kind, dev, offset, low_whole, low_cpu, low_mem, low_head, paths, steps, cpu_each,
+                    mem_each, draw, n,
+                )  # fmt: skip
+            if total < n:
+                break
+            if n_level > 0:
+                sums, _ = domain_sums(level, n_level, room, room)
+                if sums.max() < n:
+                    break
+            if draw > 0 and is_one_tree and most_under_limits(room, low_head, paths, draw, n) < n:
+                break
+            if part == 1:
+                return i, m, next_s

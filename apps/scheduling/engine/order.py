@@ -1,7 +1,6 @@
 """In which order the queue is looked at, and the words that explain it."""
 
 from collections.abc import Sequence
-from math import inf
 
 from apps.scheduling.engine.facts import NONE, Gang, Policy, Snapshot, Team
 
@@ -71,8 +70,3 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
         return (-gang.priority, not starves, share, expected_s, *last)
 
     return sorted(snapshot.queue, key=key)
-
-
-def is_endless(gang: Gang) -> bool:
-    """Whether nobody knows when it ends."""
-    return gang.limit_s == inf and gang.work_s == inf

@@ -6,7 +6,7 @@ nodes, leaves and spines stay whole for gangs that need them. Power limits form 
 tree every filling that cannot go on is as large as any other, so filling in order of taste never misses a place.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from apps.scheduling.engine.kernels import (
     most_under_limits,
     whole_room,
 )
-from apps.scheduling.engine.state import Floor, State
+from apps.scheduling.engine.state import Floor
 from apps.scheduling.engine.units import BIG, FULL, micro_of
 
 
@@ -151,7 +151,7 @@ def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms) ->
 
 
 def _free_room(
-    frame: Frame, ask: Ask, kind: int, may_use: BoolArray, free: "State | _Left", shared: IntArray, draw: int
+    frame: Frame, ask: Ask, kind: int, may_use: BoolArray, free: "_Left", shared: IntArray, draw: int
 ) -> tuple[IntArray, int]:
     """(n,) replicas with devices that each node takes beside what runs, its own limits above it included; their sum."""
     cpu_each, mem_each, most = micro_of(ask.cpus), micro_of(ask.memory_gib), ask.n_replicas
@@ -412,26 +412,6 @@ def _name_fractions(
     return sorted(shares, key=lambda s: s.devices)
 
 
-def could_hold(frame: Frame, shape: Shape, kind: int, state: State, may_use: BoolArray) -> bool:
-    """A quick look at one instant: False only if no place can be there, whatever the rest of the window is like."""
-    if len(shape.asks) != 1 or not holds_devices(shape):
-        return True
-    ask = shape.asks[0]
-    n = ask.n_replicas
-    draw = frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) if frame.has_limits else 0
-    room, total = _free_room(frame, ask, kind, may_use, state, state.dev, draw)
-    if total < n:
-        return False
-    if ask.required is not None:
-        ids = frame.level[ask.required]
-        sums, _ = domain_sums(ids, frame.n_level[ask.required], room, room)
-        if int(sums.max()) < n:
-            return False
-    if draw and frame.n_limit_trees == 1:
-        return most_under_limits(room, state.head, frame.paths, draw, n) >= n
-    return True
-
-
 def kinds_of(shape: Shape) -> tuple[int, ...] | None:
     """Kinds all groups with devices accept, best first; None when no group holds devices."""
     with_devices = [ask for ask in shape.asks if ask.devices or ask.share_steps]
@@ -451,8 +431,3 @@ def total_steps(shape: Shape) -> int:
     return sum(
         (ask.devices * FULL if ask.devices else ask.share_steps) * ask.n_replicas for ask in shape.asks
     )
-
-
-def fastest_first(frame: Frame, kinds: Sequence[int]) -> list[int]:
-    """Kinds by speed, the fastest first; the given order decides equals."""
-    return sorted(kinds, key=lambda k: -frame.kinds[k].speed)

@@ -32,7 +32,6 @@ from apps.scheduling.engine.order import order_queue
 from apps.scheduling.engine.placement import (
     Found,
     Terms,
-    could_hold,
     holds_devices,
     kinds_of,
     place,
@@ -385,38 +384,36 @@ class Pass:
             extra.extend(b.start_s for b in self.calendar.bookings)
         work_s = min(gang.limit_s, gang.work_s)
         work_s = 0.0 if work_s == inf else work_s
-        need = self._need(gang)
-        useful = np.logical_or.reduce([self.frame.kind_mask[k] for k in kinds]) & self.may_use(gang)
-        left = list(kinds)
-        hopeless_until_s: dict[int, float] = {}
-        for state in self.calendar.states(useful, need, [t for t in extra if t > self.now_s]):
-            for kind in tuple(left):
-                if best is not None and state.at_s + work_s * self._best_pace(gang, kind) >= best[0]:
-                    left.remove(kind)  # however good its place, it ends no earlier
-                    continue
-                if state.at_s < hopeless_until_s.get(kind, -inf):
-                    continue
-                if not could_hold(self.frame, gang.shape, kind, state, self.may_use(gang)):
-                    continue
-                duration_s = self.duration_s(gang, kind)
-                found = self.fit(gang, kind, state, duration_s, named=False)
-                if found is None:
-                    later = self.calendar.window(state, state.at_s + duration_s)[1:]
-                    # What is promised later forbids it alone: then nothing that is given back before helps.
-                    left_s = state.at_s + duration_s - later[0].at_s if later else 0.0
-                    if later and self.fit(gang, kind, later[0], left_s, named=False) is None:
-                        hopeless_until_s[kind] = later[0].at_s
-                    continue
-                left.remove(kind)  # later is never earlier
-                finish = state.at_s + work_s * self._pace(gang, found)
-                if best is None or finish < best[0]:
-                    best = (finish, Offer(found, state.at_s, self._exact_end_s(gang, found, state.at_s)))
-            if not left:
-                break
+        marks = [t for t in extra if t > self.now_s]
+        for kind in kinds:
+            # A kind on which it could not end earlier, however good its place, is not looked at.
+            fastest_s = work_s * self._best_pace(gang, kind)
+            deadline_s = inf if best is None else best[0] - fastest_s
+            found = self._earliest_on(gang, kind, marks, deadline_s)
+            if found is None:
+                continue
+            finish = found.start_s + work_s * self._pace(gang, found.found)
+            if best is None or finish < best[0]:
+                best = (finish, found)
         return None if best is None else best[1]
 
-    def _need(self, gang: Gang) -> int:
-        return sum(ask.devices * ask.n_replicas for ask in gang.shape.asks)
+    def _earliest_on(self, gang: Gang, kind: int, marks: list[float], deadline_s: float) -> Offer | None:
+        duration_s = self.duration_s(gang, kind)
+        search = self.calendar.search(gang, kind, self.may_use(gang), duration_s, marks)
+        hopeless_until_s = -inf
+        while self.calendar.seek(search, deadline_s):
+            state = search.state
+            if state.at_s < hopeless_until_s:
+                continue
+            found = self.fit(gang, kind, state, duration_s, named=False)
+            if found is not None:
+                return Offer(found, state.at_s, self._exact_end_s(gang, found, state.at_s))
+            later = self.calendar.window(state, state.at_s + duration_s)[1:]
+            # What is promised later forbids it alone: then nothing that is given back before helps.
+            left_s = state.at_s + duration_s - later[0].at_s if later else 0.0
+            if later and self.fit(gang, kind, later[0], left_s, named=False) is None:
+                hopeless_until_s = later[0].at_s
+        return None
 
     # -- what failed once in a pass fails again: nothing is given back within a pass ----------------------------------
 

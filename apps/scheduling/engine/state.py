@@ -228,6 +228,16 @@ class Pool:
         self._n += 1
         self._refresh(position)
 
+    def rows(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """(order, whole, cpu, mem, head), the latter by row."""
+        rows = self._rows
+        return self._order[: self._n], rows["whole"], rows["cpu"], rows["mem"], rows["head"]
+
+    @property
+    def uses(self) -> IntArray:
+        """(rows, t, k) quota in use."""
+        return self._uses
+
     def _refresh(self, first: int) -> None:
         for name in self._FIELDS:
             refresh_prefix(self._order, first, self._n, self._rows[name], self._least[name])

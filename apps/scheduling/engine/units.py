@@ -17,4 +17,7 @@ def micro(values: FloatArray | float) -> IntArray:
 
 
 def micro_of(value: float) -> int:
-    return round(value * 1e6) if value < 1e12 else BIG
+    """What one replica asks: whole millionths, at least one where it asks for anything at all."""
+    if value >= 1e12:
+        return BIG
+    return max(1, round(value * 1e6)) if value > 0 else 0

@@ -215,3 +215,11 @@ def test_a_gang_lies_within_one_cluster() -> None:
 
     assert started(decided) == [2]
     assert nodes_of(decided, 2) == [0, 1, 2]
+
+
+def test_a_tiny_ask_is_an_ask_and_not_impossible() -> None:
+    scene = snapshot(
+        facility(cpus=4.0), gang(1, 1, 0, cpus=1e-7), gang(2, 1, 0, share_steps=500_000, memory_gib=1e-9)
+    )
+
+    assert started(decide(scene)) == [1, 2]
