@@ -117,6 +117,19 @@ EVENT_ICONS: Final = (
 )
 
 
+# What everybody may know of an end; the free text behind it is for the job's team.
+ENDS: Final[dict[str, str]] = {
+    "stopped": "Stopped by a person.",
+    "cancelled": "Cancelled.",
+    "time_limit": "Its time limit was used up.",
+    "exit_code": "Its command ended with an error.",
+    "failed": "It failed.",
+    "start_failed": "It could not be started.",
+    "node_lost": "It lost its nodes too often.",
+    "dependency_never_satisfied": "A job it waited for did not succeed.",
+}
+
+
 def reason(code: str) -> ReasonWord:
     return REASONS.get(code, UNKNOWN_REASON)
 

@@ -1,6 +1,6 @@
 """What is known about jobs, and who may know it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -38,13 +38,21 @@ def is_of_the_team(viewer: User, job: Job) -> bool:
 
 
 def may_see_private(viewer: User, job: Job) -> bool:
-    """Command, script, environment, working folder, and what happened to the job."""
+    """Command, script, environment, working folder, what people and backends said, and what happened to the job."""
     return (
         is_of_the_team(viewer, job)
         or teams.is_admin(viewer)
         or teams.is_auditor(viewer)
         or teams.may_operate(viewer)
     )
+
+
+def private_part_seen_by(viewer: User) -> Callable[[Job], bool]:
+    """may_see_private() for a list: the viewer's teams are asked but once."""
+    if teams.is_admin(viewer) or teams.is_auditor(viewer) or teams.may_operate(viewer):
+        return lambda job: True
+    team_ids = teams.team_ids_of(viewer)
+    return lambda job: job.team_id in team_ids
 
 
 def may_read_logs(viewer: User, job: Job) -> bool:

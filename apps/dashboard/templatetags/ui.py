@@ -141,6 +141,12 @@ def event_words(kind: str) -> str:
     return f"{subject.replace('_', ' ').capitalize()}: {what.replace('_', ' ')}" if what else kind
 
 
+@register.filter
+def end_words(code: str) -> str:
+    """The stable code of an end as a sentence."""
+    return words.ENDS.get(code, code.replace("_", " "))
+
+
 @register.simple_tag
 def change_words(event: Event) -> str:
     """Before and after of an audited change, only what differs."""

@@ -17,7 +17,7 @@ from apps.core import clock
 from apps.dashboard.templatetags.ui import SPRITE
 from apps.dashboard.tests.facility import UNKIND, Facility, request
 from apps.jobs import services as jobs
-from apps.jobs.models import Job
+from apps.jobs.models import Allocation, Job
 from apps.teams.models import Quota, Token, User
 
 TEMPLATES = Path(settings.BASE_DIR) / "templates"
@@ -444,3 +444,29 @@ def test_the_same_form_sent_twice_makes_one_job_and_an_edited_one_another(facili
     assert {answer.status_code for answer in (*first, other)} == {302}
     assert first[0].headers["Location"] == first[1].headers["Location"] != other.headers["Location"]
     assert Job.objects.filter(name__in=("one", "two"), user=facility.member).count() == 2
+
+
+@pytest.mark.parametrize(("who", "sees"), [("viewer", False), ("auditor", True), ("operator", True)])
+def test_free_text_about_a_job_is_for_its_team(facility: Facility, who: str, sees: bool) -> None:
+    text = "command not found: /secret/run"
+    Job.objects.filter(pk=facility.failed.pk).update(end_message=text)
+    Job.objects.filter(pk=facility.held.pk).update(held_reason=text)
+    Job.objects.filter(pk=facility.running.pk).update(stop_reason=text, desired_stop_at=clock.now())
+    Job.objects.filter(pk=facility.waiting.pk).update(retry_at=clock.now(), n_start_failures=1)
+    Allocation.objects.filter(job__in=[facility.failed, facility.running]).update(observed_message=text)
+    client, shown = signed_in(getattr(facility, who)), {}
+    for job in (facility.failed, facility.held, facility.running, facility.waiting):
+        for name in ("job", "job-body", "job-head", "job-attempts"):
+            shown[f"{name} {job.name}"] = client.get(reverse(f"dashboard:{name}", args=[job.pk]))
+    for tab in ("queued", "running", "held", "finished"):
+        shown[tab] = client.get(f"/queue/?state={tab}")
+        shown[f"{tab} csv"] = client.get(f"/queue/?state={tab}&format=csv")
+    for node in facility.nodes:
+        shown[node.name] = client.get(reverse("dashboard:node", args=[node.name]))
+    shown["search"] = client.get(f"/search/?q={facility.failed.name}")
+
+    found = {name for name, answer in shown.items() if b"/secret/" in answer.getvalue()}
+    if sees:
+        assert {"finished", "held", f"job {facility.failed.name}", f"job {facility.running.name}"} <= found
+    else:
+        assert found == set()

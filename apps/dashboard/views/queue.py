@@ -80,6 +80,7 @@ class Row:
     asks: Asks
     reason: Reason | None
     expected: object
+    shows_private: bool
 
     @property
     def reason_code(self) -> str:
@@ -190,20 +191,21 @@ def _rows(request: HttpRequest, viewer: User, form: FilterForm) -> dict[str, Any
         size=PAGE_SIZE,
         is_wide=True,
     )
+    is_seen = jobs.private_part_seen_by(viewer)
     narrowing = ("q", "team", "kind", "size", "priority", "reason", "mine")
     return {
         "tab": tab,
         "found": found,
-        "rows": [_row(job) for job in found.rows],
+        "rows": [_row(job, is_seen(job)) for job in found.rows],
         "is_filtered": any(form.cleaned_data.get(name) for name in narrowing),
         "use": scheduling.use_now() if not found.rows else (),
         "now": clock.now(),
     }
 
 
-def _row(job: Job) -> Row:
+def _row(job: Job, shows_private: bool = False) -> Row:
     reason: Reason | None = getattr(job, "reason", None)
-    return Row(job, asks_of(job), reason, reason.expected_start_at if reason else None)
+    return Row(job, asks_of(job), reason, reason.expected_start_at if reason else None, shows_private)
 
 
 def _file(viewer: User, form: FilterForm) -> HttpResponse:

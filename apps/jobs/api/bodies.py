@@ -95,8 +95,8 @@ class JobOut(Out):
     ended_at: datetime | None
     time_limit: float | None
     exit_code: int | None
-    end_code: str
-    end_message: str
+    end_code: str = Field(description="Stable code of why it ended.")
+    end_message: str = Field(description="Free text; for its team, else empty.")
     preemptions: int
     wait_s: float
     run_s: float
@@ -128,14 +128,17 @@ class AllocationOut(Out):
     observed_state: str
     stop_cause: str
     exit_code: int | None
-    message: str
+    message: str = Field(description="Free text; for its team, else empty.")
     power_cap: float = Field(description="Share of TDP.")
     why: dict[str, Any]
     placement: list[NodeShareOut]
 
 
 class JobDetailOut(JobOut):
-    """A job with everything that was asked for. `command`, `script`, `env` and `workdir` are for its team."""
+    """A job with everything that was asked for.
+
+    `command`, `script`, `env`, `workdir` and free text (`held_reason`, `stop_reason`, messages) are for its team.
+    """
 
     replicas: int | dict[str, int] | None
     devices: float | None
@@ -211,8 +214,11 @@ class JobEventOut(Out):
     data: dict[str, Any]
 
 
-def job_out(job: Job, at: datetime, *, is_new: bool = False) -> dict[str, Any]:
-    """A JobOut. Plain dictionaries: a page has a thousand of these. No pass has looked at a new job."""
+def job_out(job: Job, at: datetime, *, shows_private: bool, is_new: bool = False) -> dict[str, Any]:
+    """A JobOut. Plain dictionaries: a page has a thousand of these. No pass has looked at a new job.
+
+    Free text quotes commands and folders, and people write in it what they like: it is part of what is private.
+    """
     found = getattr(job, "reason", None) if job.state == State.QUEUED and not is_new else None
     reason: dict[str, Any] | None = None
     if found is not None:
@@ -245,7 +251,7 @@ def job_out(job: Job, at: datetime, *, is_new: bool = False) -> dict[str, Any]:
         "time_limit": job.time_limit_s,
         "exit_code": job.exit_code,
         "end_code": job.end_code,
-        "end_message": job.end_message,
+        "end_message": job.end_message if shows_private else "",
         "preemptions": job.n_preemptions,
         "wait_s": selectors.wait_s(job, at),
         "run_s": selectors.run_s(job, at),
@@ -279,16 +285,16 @@ def job_detail_out(
     private = job.private if shows_private else {}
     return {
         **asked,
-        **job_out(job, at, is_new=is_new),
+        **job_out(job, at, shows_private=shows_private, is_new=is_new),
         "runtime": job.runtime_s,
         "after": list(after),
         "not_before": job.not_before_at,
         "deadline": job.deadline_at,
         "held": job.is_held,
         "held_by": job.held_by.get_username() if job.held_by is not None else None,
-        "held_reason": job.held_reason,
+        "held_reason": job.held_reason if shows_private else "",
         "stop_requested_at": job.desired_stop_at,
-        "stop_reason": job.stop_reason,
+        "stop_reason": job.stop_reason if shows_private else "",
         "retry_at": job.retry_at,
         "first_started_at": job.first_started_at,
         "lost_s": job.lost_s,
@@ -301,7 +307,9 @@ def job_detail_out(
     }
 
 
-def allocation_out(allocation: Allocation, shares: Sequence[NodeShare]) -> dict[str, Any]:
+def allocation_out(
+    allocation: Allocation, shares: Sequence[NodeShare], *, shows_private: bool
+) -> dict[str, Any]:
     """An AllocationOut."""
     return {
         "id": allocation.pk,
@@ -315,7 +323,7 @@ def allocation_out(allocation: Allocation, shares: Sequence[NodeShare]) -> dict[
         "observed_state": allocation.observed_state,
         "stop_cause": allocation.stop_cause,
         "exit_code": allocation.observed_exit_code,
-        "message": allocation.observed_message,
+        "message": allocation.observed_message if shows_private else "",
         "power_cap": allocation.desired_power_cap_share,
         "why": allocation.why,
         "placement": [

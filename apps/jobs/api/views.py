@@ -56,8 +56,12 @@ class JobsView(APIView):
         refuse_unknown_parameters(request, *_FILTERS)
         order = order_of(request, dict(selectors.ORDERS), "newest")
         rows = selectors.queue_rows(person(request), _filters(request))
-        at = clock.now()
-        return Response(page(rows, request, order=order, render=lambda job: bodies.job_out(job, at)))
+        at, is_seen = clock.now(), selectors.private_part_seen_by(person(request))
+
+        def render(job: Job) -> dict[str, Any]:
+            return bodies.job_out(job, at, shows_private=is_seen(job))
+
+        return Response(page(rows, request, order=order, render=render))
 
     @extend_schema(
         summary="Submit a job",
@@ -186,7 +190,8 @@ class JobPlacementView(APIView):
     )
     def get(self, request: Request, job_id: int) -> Response:
         job = _visible(request, job_id)
-        return Response({"job_id": job.pk, "allocation": _last_allocation(job)})
+        shows_private = selectors.may_see_private(person(request), job)
+        return Response({"job_id": job.pk, "allocation": _last_allocation(job, shows_private=shows_private)})
 
 
 class JobAttemptsView(APIView):
@@ -195,7 +200,9 @@ class JobAttemptsView(APIView):
         job = _visible(request, job_id)
         attempts = list(selectors.attempts(job))
         shares = selectors.node_shares([one.pk for one in attempts], selectors.group_names(job))
-        return Response({"items": [bodies.allocation_out(one, shares[one.pk]) for one in attempts]})
+        shows_private = selectors.may_see_private(person(request), job)
+        items = [bodies.allocation_out(one, shares[one.pk], shows_private=shows_private) for one in attempts]
+        return Response({"items": items})
 
 
 class JobEventsView(APIView):
@@ -235,21 +242,22 @@ def _known(request: Request, job_id: int) -> Job:
     return job
 
 
-def _last_allocation(job: Job) -> dict[str, Any] | None:
+def _last_allocation(job: Job, *, shows_private: bool) -> dict[str, Any] | None:
     last: Allocation | None = selectors.attempts(job).first()
     if last is None:
         return None
     shares = selectors.node_shares([last.pk], selectors.group_names(job))
-    return bodies.allocation_out(last, shares[last.pk])
+    return bodies.allocation_out(last, shares[last.pk], shows_private=shows_private)
 
 
 def _detail(request: Request, job: Job) -> dict[str, Any]:
+    shows_private = selectors.may_see_private(person(request), job)
     return bodies.job_detail_out(
         job,
         clock.now(),
-        shows_private=selectors.may_see_private(person(request), job),
+        shows_private=shows_private,
         after=sorted(job.dependencies.values_list("after_id", flat=True)),
-        allocation=_last_allocation(job),
+        allocation=_last_allocation(job, shows_private=shows_private),
     )
 
 

@@ -10,7 +10,7 @@ from apps.core import clock
 from apps.jobs import services
 from apps.jobs.api import bodies
 from apps.jobs.models import Job
-from apps.jobs.tests.builders import fleet, job, later, person, start, team
+from apps.jobs.tests.builders import allocate, end, fleet, job, later, person, start, team
 from apps.teams.models import FacilityRole, MemberRole, Team, User
 
 pytestmark = pytest.mark.django_db
@@ -275,7 +275,7 @@ def test_a_list_costs_the_same_number_of_queries_however_long(django_assert_num_
     ours = team()
     me = person(ours)
     services.submit_jobs(requests=[_request(ours)] * 50, actor=me, at=clock.now())
-    with django_assert_num_queries(1):
+    with django_assert_num_queries(2):  # whose teams, and the jobs
         assert len(client(me).get(URL).data["items"]) == 50
 
 
@@ -292,3 +292,30 @@ def test_a_sub_team_has_no_higher_priority_than_the_team_above_it():
 
     assert me.post(URL, body(low, priority=11)).data["code"] == "over_ceiling"
     assert me.post(URL, body(low, priority=10)).status_code == 201
+
+
+def test_free_text_is_for_those_who_see_the_private_part():
+    here, ours = fleet(), team()
+    mine = person(ours)
+    made = job(ours, mine)
+    end(allocate(made, here), "failed", at=later(5), exit_code=127, message="command not found: /secret/run")
+    told = [f"{URL}/{made.pk}", f"{URL}/{made.pk}/attempts", f"{URL}/{made.pk}/placement", URL]
+
+    stranger = person(team())
+    assert [one for one in told if "secret" in client(stranger).get(one).content.decode()] == []
+    assert [one for one in told if "secret" not in client(mine).get(one).content.decode()] == []
+    assert client(stranger).get(URL).data["items"][0]["end_code"] == "exit_code"
+
+
+def test_why_a_job_was_held_and_stopped_is_for_its_team():
+    here, ours = fleet(), team()
+    mine, stranger = person(ours), client(person(team()))
+    held, stopped = job(ours, mine), job(ours, mine)
+    start(stopped, here)
+    services.hold_job(job_id=held.pk, actor=mine, at=later(1), reason="secret")
+    services.stop_job(job_id=stopped.pk, actor=mine, at=later(1), reason="secret")
+
+    assert stranger.get(f"{URL}/{held.pk}").data["held_reason"] == ""
+    assert stranger.get(f"{URL}/{stopped.pk}").data["stop_reason"] == ""
+    assert client(mine).get(f"{URL}/{held.pk}").data["held_reason"] == "secret"
+    assert client(mine).get(f"{URL}/{stopped.pk}").data["stop_reason"] == "secret"
