@@ -24,6 +24,16 @@ def flag(name: str, default: bool) -> bool:
     raise BadEnvironment(f"{name} is {text!r}; say 1 or 0.")
 
 
+def count(name: str, default: int) -> int:
+    """A whole number from 0 to 10^15."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise BadEnvironment(f"{name} is {text!r}; say a whole number.")
+    return int(text)
+
+
 def words(name: str, default: list[str]) -> list[str]:
     """A list of words, parted by commas."""
     if name not in os.environ:

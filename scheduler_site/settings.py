@@ -4,6 +4,7 @@ DATABASE_URL        postgresql://user:password@host/name; without it, the embedd
 CELERY_BROKER_URL   Redis or RabbitMQ; without it, files under var/broker
 SECRET_KEY          without it, one is made and kept in var/secret-key
 ALLOWED_HOSTS       host names, parted by commas; naming any also turns HTTPS on
+LONGEST_BODY        bytes of one REST body (2.5 MiB); LONGEST_BULK_BODY: of many things at once (16 MiB)
 HTTPS               1 or 0: cookies, redirects and HSTS as behind TLS
 SWITCHYARD_VAR      folder for everything that changes (var)
 """
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from apps.core import embedded_postgres
 from scheduler_site import environment
+
+_MIB = 1024 * 1024
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("SWITCHYARD_VAR", BASE_DIR / "var")).resolve()
@@ -155,7 +158,8 @@ CSRF_COOKIE_SAMESITE = "Lax"
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
-DATA_UPLOAD_MAX_MEMORY_SIZE = 16 * 1024 * 1024
+DATA_UPLOAD_MAX_MEMORY_SIZE = int(2.5 * _MIB)  # of a form
+FILE_UPLOAD_HANDLERS = ["apps.core.uploads.NoUploads"]
 
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
@@ -211,6 +215,12 @@ CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, object] = (
     if CELERY_BROKER_URL.startswith("switchyard-files:")
     else {}
 )
+
+# --- Limits ---------------------------------------------------------------------------------------------------------
+
+# Bytes of one REST body: of a single thing, and of many at once.
+SWITCHYARD_LONGEST_BODY = environment.count("LONGEST_BODY", int(2.5 * _MIB))
+SWITCHYARD_LONGEST_BULK_BODY = environment.count("LONGEST_BULK_BODY", 16 * _MIB)
 
 # --- Between the rooms --------------------------------------------------------------------------------------------
 

@@ -53,6 +53,13 @@ class InvalidInput(DomainError):
         return cls([{"path": path, "code": code, "message": message}])
 
 
+class TooLarge(DomainError):
+    """More than is read at once."""
+
+    code = "too_large"
+    http_status = 413
+
+
 class VersionConflict(DomainError):
     """Somebody else saved meanwhile; the facts show both, so that a person can choose."""
 

@@ -4,8 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import IO, Any, NoReturn
 
+from django.conf import settings
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
+
+from apps.core.errors import TooLarge
 
 _DEEPEST = 64
 _LONGEST_NUMBER = 400
@@ -38,7 +41,11 @@ def loads_strict(text: str | bytes) -> Any:
 
 
 class StrictJSONParser(BaseParser):
-    """`application/json` by loads_strict(); the top must be an object."""
+    """`application/json` by loads_strict(); the top must be an object.
+
+    A body is read up to settings.SWITCHYARD_LONGEST_BODY, or SWITCHYARD_LONGEST_BULK_BODY where the view says
+    `takes_bulk`.
+    """
 
     media_type = "application/json"
 
@@ -49,12 +56,31 @@ class StrictJSONParser(BaseParser):
         parser_context: Mapping[str, Any] | None = None,
     ) -> Any:
         try:
-            value = loads_strict(stream.read())
+            value = loads_strict(_read(stream, parser_context or {}))
         except BadJSON as error:
             raise ParseError(f"The body is not valid JSON: {error}.", code="bad_json") from None
         if not isinstance(value, dict):
             raise ParseError("The body must be a JSON object.", code="bad_json")
         return value
+
+
+def _read(stream: IO[bytes], context: Mapping[str, Any]) -> bytes:
+    is_bulk = getattr(context.get("view"), "takes_bulk", False)
+    most: int = settings.SWITCHYARD_LONGEST_BULK_BODY if is_bulk else settings.SWITCHYARD_LONGEST_BODY
+    too_large = TooLarge(f"The body is too large: {most:,} bytes are taken here.", limit_bytes=most)
+    if _announced(context) > most:
+        raise too_large
+    # What is announced may be wrong, or nothing may be.
+    body = stream.read(most + 1)
+    if len(body) > most:
+        raise too_large
+    return body
+
+
+def _announced(context: Mapping[str, Any]) -> int:
+    """The length that the client says its body has; 0 where it says nothing that can be read."""
+    length = str(getattr(context.get("request"), "META", {}).get("CONTENT_LENGTH") or "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

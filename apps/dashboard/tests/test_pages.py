@@ -470,3 +470,9 @@ def test_free_text_about_a_job_is_for_its_team(facility: Facility, who: str, see
         assert {"finished", "held", f"job {facility.failed.name}", f"job {facility.running.name}"} <= found
     else:
         assert found == set()
+
+
+def test_json_that_is_nested_too_deep_is_a_fault_of_the_form(facility: Facility) -> None:
+    answer = signed_in(facility.member).post("/jobs/new/", {"json": "[" * 50_000})
+
+    assert answer.status_code == 400

@@ -15,6 +15,7 @@ from django.urls import reverse
 from pydantic import ValidationError
 
 from apps.core import clock
+from apps.core.api.parsing import BadJSON, loads_strict
 from apps.core.errors import DomainError
 from apps.dashboard.views.common import page, viewer_of
 from apps.inventory import selectors as inventory
@@ -219,25 +220,14 @@ def _first_values(request: HttpRequest, viewer: User) -> dict[str, str]:
 
 def _from_text(draft: Draft) -> dict[str, Any] | None:
     try:
-        wanted = json.loads(draft.text, parse_constant=_refuse_constant, object_pairs_hook=_once)
-    except ValueError as error:
+        wanted = loads_strict(draft.text)
+    except BadJSON as error:
         draft.others.append(f"The JSON can not be read: {error}")
         return None
     if not isinstance(wanted, dict):
         draft.others.append("The JSON must be one job: an object in braces.")
         return None
     return wanted
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a field is given twice")
-    return found
 
 
 def _from_values(draft: Draft) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class JobsView(APIView):
 
 
 class JobsBulkView(APIView):
+    takes_bulk = True
+
     @extend_schema(
         summary="Submit up to 1,000 jobs, all or none",
         parameters=[_KEY],

@@ -319,3 +319,13 @@ def test_why_a_job_was_held_and_stopped_is_for_its_team():
     assert stranger.get(f"{URL}/{stopped.pk}").data["stop_reason"] == ""
     assert client(mine).get(f"{URL}/{held.pk}").data["held_reason"] == "secret"
     assert client(mine).get(f"{URL}/{stopped.pk}").data["stop_reason"] == "secret"
+
+
+def test_a_body_that_is_too_large_is_a_problem_that_names_the_limit(settings):
+    settings.SWITCHYARD_LONGEST_BODY = 1000
+    ours = team()
+    answer = client(person(ours)).post(URL, body(ours, script="#!/bin/sh\n" + "x" * 2000))
+
+    assert (answer.status_code, answer.headers["Content-Type"]) == (413, "application/problem+json")
+    assert (answer.data["code"], answer.data["facts"]) == ("too_large", {"limit_bytes": 1000})
+    assert Job.objects.count() == 0
