@@ -112,3 +112,11 @@ def test_files_in_a_form_count_and_are_dropped(settings, rf):
 
     with pytest.raises(RequestDataTooBig):
         _ = rf.post("/", {"file": io.BytesIO(b"y" * 5000)}).POST
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_none_is_named_by_its_path(word: str) -> None:
+    with pytest.raises(BadJSON) as caught:
+        loads_strict('{"jobs": [{"name": "a"}, {"cpus": WORD}]}'.replace("WORD", word))
+
+    assert [(e["path"], e["code"]) for e in caught.value.errors] == [("jobs[1].cpus", "not_finite")]

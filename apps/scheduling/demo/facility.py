@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from apps.inventory import services as inventory
 from apps.inventory.models import AcceleratorType, Backend, Cluster, Domain, DomainKind
 from apps.inventory.services import NodeFacts
@@ -56,7 +58,10 @@ def _build_local(at: datetime) -> None:
     cluster = inventory.create_cluster(name=LOCAL_CLUSTER, backend=Backend.LOCAL, actor=None, at=at)
     slots = n_gpus or max(2, os.cpu_count() or 2)
     name = socket.gethostname().split(".")[0][:60] or "this-machine"
-    node = NodeFacts(name=name, accelerator_type=kind, n_devices=slots)
+    cpus, memory_gib = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
+    node = NodeFacts(
+        name=name, accelerator_type=kind, n_devices=slots, cpus=float(cpus), memory_gib=round(memory_gib, 1)
+    )
     inventory.create_nodes(cluster=cluster, rows=[node], actor=None, at=at)
 
 

@@ -93,14 +93,16 @@ class Explainer:
             walk.strictly_behind is gang,
         )
         if key not in self._known:
-            blocked_by = self._blocked_by(gang)
-            code = blocked_by[0] if blocked_by else "resources"
-            words = self._say_better(gang) if blocked_by == _NOTHING else self._words(gang, code)
-            self._known[key] = ("resources" if blocked_by == _NOTHING else code, blocked_by, *words)
+            blocked_by, together = self._blocked_by(gang)
+            code = blocked_by[0] if blocked_by and blocked_by != _NOTHING else "resources"
+            sentence, said = self._say_better(gang) if blocked_by == _NOTHING else self._words(gang, code)
+            if together:
+                said["together"] = True
+            self._known[key] = (code, () if blocked_by == _NOTHING else blocked_by, sentence, said)
         code, blocked_by, sentence, facts = self._known[key]
-        return Wait(
-            gang.id, code, sentence, () if blocked_by == _NOTHING else blocked_by, facts, rank, promised_s
-        )
+        if code == "priority":
+            sentence, facts = self._say_priority(gang)  # who stands ahead is each job's own
+        return Wait(gang.id, code, sentence, blocked_by, facts, rank, promised_s)
 
     def _window(self, gang: Gang, kind: int) -> Window:
         return self.walk.calendar.window_of(gang, self.walk.now_s + self.walk.duration_s(gang, kind))
@@ -130,20 +132,21 @@ class Explainer:
                 return True
         return False
 
-    def _blocked_by(self, gang: Gang) -> tuple[str, ...]:
+    def _blocked_by(self, gang: Gang) -> tuple[tuple[str, ...], bool]:
+        """The rules that bind; and whether they do so only together."""
         binding = [rule for rule in RULES if self._may_bind(gang, rule)]
         if self._starts(gang, frozenset()):
-            return _NOTHING
+            return _NOTHING, False
         single = tuple(rule for rule in binding if self._starts(gang, frozenset({rule})))
         if single:
-            return single
+            return single, False
         left_out = set(binding)
         if not self._starts(gang, frozenset(left_out)):
-            return ()
+            return (), False
         for rule in reversed(RULES):  # keep as few as will do, and rather those that say more
             if rule in left_out and self._starts(gang, frozenset(left_out - {rule})):
                 left_out.discard(rule)
-        return tuple(rule for rule in RULES if rule in left_out)
+        return tuple(rule for rule in RULES if rule in left_out), True
 
     def _may_bind(self, gang: Gang, rule: str) -> bool:
         walk = self.walk
@@ -280,10 +283,16 @@ class Explainer:
         walk = self.walk
         if walk.strictly_behind is not None:
             return "It stands behind a job that waits, and the order is strict.", {"ahead": 1}
-        n = len([r for r in walk.reserves if r.job_id != gang.id])
-        facts = {"ahead": n, "first_start_s": min((r.start_s for r in walk.reserves), default=None)}
-        jobs = "1 job that ranks higher is" if n == 1 else f"{n} jobs that rank higher are"
-        return f"{jobs} promised the devices it would need.", facts
+        useful = self._mask(gang)
+        ahead = []
+        for reserve in walk.reserves:
+            if reserve.job_id == gang.id:
+                break  # promises are made in order: those behind are in nobody's way here
+            if any(useful[share.node] for share in reserve.placing):
+                ahead.append(reserve)
+        first_s = min((r.start_s for r in ahead), default=None)
+        jobs = "1 job that ranks higher is" if len(ahead) == 1 else f"{len(ahead)} jobs that rank higher are"
+        return f"{jobs} promised the devices it would need.", {"ahead": len(ahead), "first_start_s": first_s}
 
     def _say_unhealthy(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk
@@ -318,11 +327,16 @@ class Explainer:
             room = int(np.where(mask, walk.calendar.now.whole // max(ask.devices, 1), 0).clip(0).sum())
             facts["replicas_that_fit"] = room
             if ask.devices > 1 and room < ask.n_replicas:
-                each = f"{ask.devices} {names} on one node"
-                return (
-                    f"It asks {ask.n_replicas} times {each}; {facts['free']} are free, but so only {room} fit.",
-                    facts,
-                )
+                if ask.n_replicas == 1:
+                    said = (
+                        f"No node has {ask.devices} {names} free together; {facts['free']} are free in all."
+                    )
+                else:
+                    said = (
+                        f"It asks {ask.n_replicas} times {ask.devices} {names} together; of the {facts['free']} that "
+                        f"are free, {room * ask.devices} lie so."
+                    )
+                return said, facts
             return (
                 f"{facts['free']} {names} are free, but not with the cpus and the memory it asks for.",
                 facts,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -54,17 +55,22 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible
         else "devices"
     )
     where = "the facility" if gang.shape.cluster == NONE else "its cluster"
-    facts = {"asked": _devices(need), "capacity": capacity, "accelerator": names}
+    facts: dict[str, Any] = {"asked": _devices(need), "capacity": capacity, "accelerator": names}
     if not kinds:
+        # Which of both shut the last type out cannot be told here; the caller knows what was asked for.
+        facts["field"] = "accelerators"
         return Impossible("resources", "no accelerator type here has what it asks for", facts)
+    facts["field"] = "devices" if ask.n_replicas == 1 else "replicas"
     if need > capacity * FULL:
         return Impossible("resources", f"asks {_devices(need)} {names}, {where} has {capacity}", facts)
     most = int(frame.n_devices[mask].max(initial=0))
     if ask.devices > most:
+        facts["field"] = "devices"
         return Impossible(
             "resources", f"asks {ask.devices} {names} on one node, the largest node has {most}", facts
         )
     if power:
+        facts["field"] = "replicas" if ask.peak_w is None else "peak_w"
         need_w = frame.draw(ask.devices, ask.share_steps, kinds[0], ask.peak_w) * ask.n_replicas / 1e6
         return Impossible(
             "power",
@@ -72,6 +78,7 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible
             facts,
         )
     if topology:
+        facts["field"] = "topology"
         level = next(a.required for a in gang.shape.asks if a.required is not None) or ""
         room = np.where(mask & frame.has_level[level], frame.n_devices // max(ask.devices, 1), 0)
         best = int(np.bincount(frame.level[level], weights=room).max(initial=0))
@@ -82,14 +89,20 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible
             facts,
         )
     cpus = float(np.where(np.isinf(walk.frame.cpu), inf, walk.frame.cpu)[mask].max(initial=0)) / 1e6
-    if ask.cpus > cpus:
+    most_cpus = max(gang.shape.asks, key=lambda a: a.cpus)
+    most_memory = max(gang.shape.asks, key=lambda a: a.memory_gib)
+    if most_cpus.cpus > cpus:
+        facts = {"field": "cpus", "asked": most_cpus.cpus, "capacity": cpus}
         return Impossible(
-            "resources", f"asks {ask.cpus:g} cpus on one node, the largest node has {cpus:g}", facts
+            "resources", f"asks {most_cpus.cpus:g} cpus on one node, the largest node has {cpus:g}", facts
         )
     memory = float(walk.frame.mem[mask].max(initial=0)) / 1e6
-    if ask.memory_gib > memory:
+    if most_memory.memory_gib > memory:
+        facts = {"field": "memory_gib", "asked": most_memory.memory_gib, "capacity": memory}
         return Impossible(
-            "resources", f"asks {ask.memory_gib:g} GiB on one node, the largest node has {memory:g}", facts
+            "resources",
+            f"asks {most_memory.memory_gib:g} GiB on one node, the largest node has {memory:g}",
+            facts,
         )
     return Impossible(
         "resources",

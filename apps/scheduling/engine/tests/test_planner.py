@@ -187,7 +187,9 @@ def test_two_rules_that_bind_together_are_both_named() -> None:
     running = tuple(holds(gang(10 + n, 1, 8), (n, tuple(range(8))), ends_s=inf) for n in range(4))
     scene = snapshot(facility(), gang(1, 3, 8, team=0), running=running, teams=teams)
 
-    assert decide(scene).waits[0].blocked_by == ("quota", "resources")
+    wait = decide(scene).waits[0]
+    assert wait.blocked_by == ("quota", "resources")
+    assert wait.facts["together"] is True
 
 
 def test_a_whole_queue_drains_in_one_pass() -> None:
