@@ -77,6 +77,7 @@ app.conf.update(
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
         "feed the demo": _beat("scheduling.feed_demo", every_s=30.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
+        "prune what was kept for a while": _beat("teams.prune", every_s=3600.0),
         "prune logs": _beat("execution.prune_logs", every_s=3600.0),
     },
     # Beats need no memory: what they start looks at the database. A file would only be there to be torn by a kill.

@@ -5,6 +5,7 @@ CELERY_BROKER_URL   Redis or RabbitMQ; without it, files under var/broker
 SECRET_KEY          without it, one is made and kept in var/secret-key
 ALLOWED_HOSTS       host names, parted by commas; naming any also turns HTTPS on
 LONGEST_BODY        bytes of one REST body (2.5 MiB); LONGEST_BULK_BODY: of many things at once (16 MiB)
+SIGN_IN_FAILURES, PREVIEWS_PER_MINUTE, ...: how often somebody may try; see below
 HTTPS               1 or 0: cookies, redirects and HSTS as behind TLS
 SWITCHYARD_VAR      folder for everything that changes (var)
 """
@@ -222,11 +223,20 @@ CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, object] = (
 SWITCHYARD_LONGEST_BODY = environment.count("LONGEST_BODY", int(2.5 * _MIB))
 SWITCHYARD_LONGEST_BULK_BODY = environment.count("LONGEST_BULK_BODY", 16 * _MIB)
 
+# Failed sign-ins before the next has to wait, of one account and of one address; 0 of an account: never.
+SWITCHYARD_SIGN_IN_FAILURES = environment.count("SIGN_IN_FAILURES", 5)
+SWITCHYARD_SIGN_IN_FAILURES_PER_ADDRESS = environment.count("SIGN_IN_FAILURES_PER_ADDRESS", 50)
+SWITCHYARD_SIGN_IN_LONGEST_WAIT_S = environment.count("SIGN_IN_LONGEST_WAIT_S", 900)
+# By a person, and by an address; 0 is no limit. Submitting has none: the queue is made for many.
+SWITCHYARD_PREVIEWS_PER_MINUTE = environment.count("PREVIEWS_PER_MINUTE", 120)
+SWITCHYARD_WRONG_TOKENS_PER_MINUTE = environment.count("WRONG_TOKENS_PER_MINUTE", 30)
+
 # --- Between the rooms --------------------------------------------------------------------------------------------
 
 # Lower rooms reach these by name, because imports go down the stairs only.
 SWITCHYARD_ADMISSION = "apps.scheduling.admission.require_possible"
 SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.teams.services.authenticate_token"  # noqa: S105  (a function, no secret)
+SWITCHYARD_WRONG_TOKEN_COUNTER = "apps.teams.throttles.note_wrong_token"  # noqa: S105  (a function, no secret)
 SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"
 # Roles that must be seen in the database before /readyz says yes.
 SWITCHYARD_READY_ROLES = environment.words("READY_ROLES", ["planning", "execution", "power", "beat"])

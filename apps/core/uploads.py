@@ -18,9 +18,9 @@ class NoUploads(FileUploadHandler):
     def handle_raw_input(
         self,
         input_data: Any,
-        META: dict[str, Any],
+        META: dict[str, Any],  # noqa: N803  (the name Django gives it by)
         content_length: int,
-        boundary: bytes,
+        boundary: str,
         encoding: str | None = None,
     ) -> tuple[QueryDict, MultiValueDict[str, Any]] | None:
         if content_length > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:

@@ -156,3 +156,12 @@ class IdempotentAnswer(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["user", "key"], name="one_answer_a_user_and_key")]
+
+
+class Tally(models.Model):
+    """How often something was tried lately; see `throttles.py`."""
+
+    key = models.CharField(max_length=64, primary_key=True, help_text="Digest of what is counted.")
+    n = models.PositiveIntegerField()
+    since_at = models.DateTimeField()
+    last_at = models.DateTimeField(db_index=True)

@@ -14,7 +14,7 @@ from django.db.models import ProtectedError, Q
 
 from apps.core.errors import InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
-from apps.teams import policies
+from apps.teams import policies, throttles
 from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam, TeamInUse
 from apps.teams.models import FacilityRole, MemberRole, Membership, Quota, Team, Token, User
 
@@ -593,6 +593,14 @@ def _record_token(kind: str, token: Token, *, actor: User, at: datetime) -> None
         is_private=True,
         data={"username": token.user.get_username(), "scopes": token.scopes, "hint": token.hint},
     )
+
+
+# Upkeep ------------------------------------------------------------------------------------------------------------
+
+
+def prune(*, at: datetime) -> None:
+    """Delete what was kept for a while only."""
+    throttles.prune(at=at)
 
 
 def _require_admin(actor: User | None) -> None:

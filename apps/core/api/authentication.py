@@ -1,5 +1,6 @@
 """Who is calling: a bearer token, or the session of the pages."""
 
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -9,6 +10,7 @@ from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 
 from apps.core import clock
+from apps.core.requests import current_source
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # at run time it imports us: it reads the settings that name us
@@ -16,11 +18,30 @@ if TYPE_CHECKING:
 _LONGEST_SECRET = 512
 
 
+_waits_until: dict[str, datetime] = {}
+_MOST_REMEMBERED = 10_000
+
+
+def _note_wrong_token(address: str, at: datetime) -> float:
+    """Seconds to wait, by the function that settings.SWITCHYARD_WRONG_TOKEN_COUNTER names."""
+    # While it waits, no more than the token is looked up: counting must not cost more than what it keeps away.
+    if (until := _waits_until.get(address)) is not None and until > at:
+        return (until - at).total_seconds()
+    wait_s: float = import_string(settings.SWITCHYARD_WRONG_TOKEN_COUNTER)(address, at)
+    if len(_waits_until) >= _MOST_REMEMBERED:
+        _waits_until.clear()
+    _waits_until.pop(address, None)
+    if wait_s:
+        _waits_until[address] = at + timedelta(seconds=wait_s)
+    return wait_s
+
+
 class BearerAuthentication(authentication.BaseAuthentication):
     """`Authorization: Bearer <secret>`, judged by the function that settings.SWITCHYARD_TOKEN_AUTHENTICATOR names.
 
     That function takes (secret, at) and answers (user, token), or None for a secret nobody has.
-    The token's `scopes` say what it is good for.
+    The token's `scopes` say what it is good for. Wrong ones are counted by address: too many are told to wait. A good
+    token is let in all the same, so that nobody shuts others out who share the address.
     """
 
     def authenticate(self, request: Request) -> tuple[Any, Any] | None:
@@ -36,6 +57,8 @@ class BearerAuthentication(authentication.BaseAuthentication):
         if 0 < len(text) <= _LONGEST_SECRET:
             found = import_string(settings.SWITCHYARD_TOKEN_AUTHENTICATOR)(text, clock.now())
         if found is None:
+            if wait_s := _note_wrong_token(current_source(), clock.now()):
+                raise exceptions.Throttled(wait_s)
             raise exceptions.AuthenticationFailed(
                 "This token is unknown, expired or revoked.", code="bad_token"
             )

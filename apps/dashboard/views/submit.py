@@ -24,6 +24,7 @@ from apps.jobs import services
 from apps.jobs.spec import JobRequest, faults_of
 from apps.scheduling import services as scheduling
 from apps.teams import selectors as teams
+from apps.teams import throttles
 from apps.teams.models import User
 
 _LONGEST: Final = 2_000_000
@@ -158,6 +159,9 @@ def _key_of(form_key: str, wanted: JobRequest) -> str | None:
 
 def _preview(viewer: User, draft: Draft) -> None:
     assert draft.request is not None
+    if wait_s := throttles.take_preview(viewer.pk, clock.now()):
+        draft.others.append(f"That were many previews; the next is made in {throttles.in_words(wait_s)}.")
+        return
     try:
         draft.preview = scheduling.preview(request=draft.request, actor=viewer, at=clock.now())
     except DomainError as refusal:

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.exceptions import Throttled
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -16,6 +17,7 @@ from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
 from apps.scheduling import selectors, services
 from apps.scheduling.api import bodies
+from apps.teams import throttles
 from apps.teams.policies import person
 
 _MOST_FORECASTS = 50
@@ -30,6 +32,8 @@ class JobPreviewView(APIView):
     )
     def post(self, request: Request) -> Response:
         body = parse_body(request, JobRequest)
+        if wait_s := throttles.take_preview(person(request).pk, clock.now()):
+            raise Throttled(wait_s)
         preview = services.preview(request=body, actor=person(request), at=clock.now())
         return Response(bodies.PreviewOut.of(preview).model_dump())
 
