@@ -143,7 +143,10 @@ class Token(models.Model):
 
 
 class IdempotentAnswer(models.Model):
-    """The answer already given to a POST with an Idempotency-Key: the same key gets the same answer."""
+    """The answer already given to a POST with an Idempotency-Key, for a day: the same key acts once.
+
+    Nothing is kept here that is not for everybody.
+    """
 
     user = models.ForeignKey(User, models.CASCADE)
     key = models.CharField(max_length=255)
@@ -152,7 +155,7 @@ class IdempotentAnswer(models.Model):
         null=True, help_text="Empty while the first request is under way."
     )
     body = models.JSONField(null=True)
-    created_at = models.DateTimeField()
+    created_at = models.DateTimeField(db_index=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["user", "key"], name="one_answer_a_user_and_key")]

@@ -16,7 +16,7 @@ from apps.core.errors import InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
 from apps.teams import policies, throttles
 from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam, TeamInUse
-from apps.teams.models import FacilityRole, MemberRole, Membership, Quota, Team, Token, User
+from apps.teams.models import FacilityRole, IdempotentAnswer, MemberRole, Membership, Quota, Team, Token, User
 
 # People ------------------------------------------------------------------------------------------------------------
 
@@ -598,9 +598,20 @@ def _record_token(kind: str, token: Token, *, actor: User, at: datetime) -> None
 # Upkeep ------------------------------------------------------------------------------------------------------------
 
 
+_ANSWERS_KEPT: Final = timedelta(days=1)
+_DELETED_AT_ONCE: Final = 10_000
+_MOST_DELETED: Final = 10_000_000
+
+
 def prune(*, at: datetime) -> None:
     """Delete what was kept for a while only."""
     throttles.prune(at=at)
+    old = IdempotentAnswer.objects.filter(created_at__lt=at - _ANSWERS_KEPT)
+    for _ in range(0, _MOST_DELETED, _DELETED_AT_ONCE):
+        some = old.order_by("created_at").values("pk")[:_DELETED_AT_ONCE]
+        n_deleted, _ = IdempotentAnswer.objects.filter(pk__in=some).delete()
+        if n_deleted < _DELETED_AT_ONCE:
+            break
 
 
 def _require_admin(actor: User | None) -> None:

@@ -36,8 +36,17 @@ def key_of(request: Request) -> str | None:
     return key
 
 
-def answer_once(request: Request, act: Callable[[], Response]) -> Response:
+def answer_once(
+    request: Request,
+    act: Callable[[], Response],
+    *,
+    again: Callable[[Any], Response] | None = None,
+    ref: str = "id",
+) -> Response:
     """What `act` answers, or what it answered the first time this person used this key.
+
+    An answer that holds what not everybody may see is not kept: with `again` only its field `ref` is, of which `again`
+    makes the answer anew, of the thing as it is now and with the rights of whoever asks now.
 
     The key is kept in the transaction of what is done: both are there, or neither. A second request with the same key
     waits at the unique index for the first. A refusal keeps nothing, so that it can be tried again.
@@ -56,10 +65,15 @@ def answer_once(request: Request, act: Callable[[], Response]) -> Response:
         if not is_new:
             if kept.fingerprint != fingerprint:
                 raise KeyReused("This Idempotency-Key was used before, for another request.", key=key)
-            return Response(kept.body, status=kept.status, headers={"Idempotency-Replayed": "true"})
+            response = Response(kept.body) if again is None else again(kept.body[ref])
+            response.status_code = kept.status
+            response.headers["Idempotency-Replayed"] = "true"
+            return response
         response = act()
         kept.status = response.status_code
         kept.body = json.loads(_rendered(response))
+        if again is not None:
+            kept.body = {ref: kept.body[ref]}
         kept.save(update_fields=["status", "body"])
         return response
 

@@ -57,7 +57,7 @@ _KEY = OpenApiParameter(
     "Idempotency-Key",
     OpenApiTypes.STR,
     OpenApiParameter.HEADER,
-    description="The same key gets the same answer, however often it is sent.",
+    description="For a day the same key acts once, however often it is sent, and then answers with what it made.",
 )
 
 

@@ -104,7 +104,10 @@ class ClustersView(APIView):
             made = services.create_cluster(**body.model_dump(), actor=person(request), at=clock.now())
             return Response(_cluster_for(request)(made), status=201)
 
-        return answer_once(request, act)
+        def again(name: str) -> Response:
+            return Response(_cluster_for(request)(_named(Cluster.objects, name)))
+
+        return answer_once(request, act, again=again, ref="name")
 
 
 class ClusterView(APIView):

@@ -5,6 +5,7 @@ import pytest
 from apps.events.models import Event
 from apps.inventory.models import Node
 from apps.inventory.tests.builders import cluster, domain, node
+from apps.teams.models import IdempotentAnswer
 from apps.teams.tests.builders import client, kind, person
 
 pytestmark = pytest.mark.django_db
@@ -195,3 +196,13 @@ def test_the_number_of_queries_does_not_grow(hall, path, n_queries, django_asser
         kind(f"K{index}")
     with django_assert_num_queries(n_queries):
         assert asker.get(f"{API}/{path}").status_code == 200
+
+
+def test_how_a_cluster_is_opened_is_not_kept_with_the_answer():
+    root = person("root", "admin")
+    body = {"name": "c", "backend": "simulated", "config": {"token": "hunter2"}}
+    answers = [client(root).post(f"{API}/clusters", body, headers={"Idempotency-Key": "k"}) for _ in "ab"]
+
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].json() == answers[1].json()
+    assert IdempotentAnswer.objects.get().body == {"name": "c"}

@@ -1,5 +1,6 @@
 """Jobs by REST: submit, list, look at, change, stop, hold, release."""
 
+from collections.abc import Callable
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -29,7 +30,10 @@ _REASONS = (
 )  # fmt: skip
 _FILTERS = ("state", "team", "user", "name_prefix", "reason", "cluster", "array")
 _KEY = OpenApiParameter(
-    "Idempotency-Key", str, OpenApiParameter.HEADER, description="The same key gets the same answer."
+    "Idempotency-Key",
+    str,
+    OpenApiParameter.HEADER,
+    description="For a day the same key acts once; asked again, it answers with the job as it is then.",
 )
 
 
@@ -75,13 +79,16 @@ class JobsView(APIView):
 
         def act() -> Response:
             job = services.submit_job(request=body, actor=person(request), at=clock.now())
-            where = reverse("job", args=[job.pk], request=request)
             # A job that was just made waits for what it names, runs nowhere, and is its submitter's to see.
             is_new = job.state == State.QUEUED
             answer = _detail_of_new(job, body) if is_new else _detail(request, job)
-            return Response(answer, status=201, headers={"Location": where})
+            return Response(answer, status=201, headers={"Location": _address(request, job.pk)})
 
-        return answer_once(request, act)
+        def again(job_id: int) -> Response:
+            answer = _detail(request, _visible(request, job_id))
+            return Response(answer, headers={"Location": _address(request, job_id)})
+
+        return answer_once(request, act, again=again)
 
 
 class JobsBulkView(APIView):
@@ -145,7 +152,7 @@ class JobStopView(APIView):
             job = services.stop_job(job_id=job_id, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_detail(request, job), status=202)
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_again(request))
 
 
 class JobHoldView(APIView):
@@ -163,7 +170,7 @@ class JobHoldView(APIView):
             job = services.hold_job(job_id=job_id, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_detail(request, job))
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_again(request))
 
 
 class JobReleaseView(APIView):
@@ -181,7 +188,7 @@ class JobReleaseView(APIView):
             job = services.release_job(job_id=job_id, actor=person(request), at=clock.now())
             return Response(_detail(request, job))
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_again(request))
 
 
 class JobPlacementView(APIView):
@@ -234,6 +241,15 @@ def _visible(request: Request, job_id: int) -> Job:
     if job is None:
         raise NoSuchJob(job_id=job_id)
     return job
+
+
+def _again(request: Request) -> Callable[[int], Response]:
+    """The answer to what was done already."""
+    return lambda job_id: Response(_detail(request, _known(request, job_id)))
+
+
+def _address(request: Request, job_id: int) -> str:
+    return str(reverse("job", args=[job_id], request=request))
 
 
 def _known(request: Request, job_id: int) -> Job:

@@ -11,7 +11,7 @@ from apps.jobs import services
 from apps.jobs.api import bodies
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import allocate, end, fleet, job, later, person, start, team
-from apps.teams.models import FacilityRole, MemberRole, Team, User
+from apps.teams.models import FacilityRole, IdempotentAnswer, MemberRole, Team, User
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1/jobs"
@@ -329,3 +329,32 @@ def test_a_body_that_is_too_large_is_a_problem_that_names_the_limit(settings):
     assert (answer.status_code, answer.headers["Content-Type"]) == (413, "application/problem+json")
     assert (answer.data["code"], answer.data["facts"]) == ("too_large", {"limit_bytes": 1000})
     assert Job.objects.count() == 0
+
+
+def test_an_answer_is_made_anew_for_who_asks_again_and_no_secret_is_kept():
+    fleet()
+    ours = team()
+    mine = person(ours)
+    asked = body(ours, env={"TOKEN": "hunter2"}, workdir="/secret")
+    first, second = (client(mine).post(URL, asked, headers={"Idempotency-Key": "k"}) for _ in "ab")
+    assert (second.data["id"], second.data["env"]) == (first.data["id"], {"TOKEN": "hunter2"})
+    assert (second.status_code, second.headers["Location"]) == (201, first.headers["Location"])
+    assert IdempotentAnswer.objects.get().body == {"id": first.data["id"]}
+
+    mine.memberships.all().delete()
+    third = client(mine).post(URL, asked, headers={"Idempotency-Key": "k"})
+    assert (third.data["id"], third.data["env"], third.data["workdir"]) == (first.data["id"], None, None)
+    assert Job.objects.count() == 1
+
+
+def test_what_was_done_to_a_job_is_not_told_again_to_who_left_its_team():
+    fleet()
+    ours = team()
+    mine = person(ours)
+    made, key = job(ours, mine), {"Idempotency-Key": "k"}
+    first, second = (client(mine).post(f"{URL}/{made.pk}/hold", {"reason": "x"}, headers=key) for _ in "ab")
+    assert (first.data["held_reason"], second.data["held_reason"]) == ("x", "x")
+    assert IdempotentAnswer.objects.get().body == {"id": made.pk}
+
+    mine.memberships.all().delete()
+    assert client(mine).post(f"{URL}/{made.pk}/hold", {"reason": "x"}, headers=key).status_code == 404

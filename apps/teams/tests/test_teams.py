@@ -10,7 +10,7 @@ from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, Versi
 from apps.events.models import Event
 from apps.teams import policies, services
 from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam
-from apps.teams.models import Membership, Quota, Team, Token
+from apps.teams.models import IdempotentAnswer, Membership, Quota, Team, Token
 from apps.teams.selectors import owned_by
 from apps.teams.services import QuotaChange, QuotaEntry
 from apps.teams.tests.builders import LATER, NOON, kind, own, person, team
@@ -404,3 +404,15 @@ def test_the_log_tells_of_a_token_but_not_its_secret():
 
     assert event.is_private
     assert secret not in str(event.data)
+
+
+# Upkeep
+
+
+def test_answers_are_kept_for_a_day():
+    max_ = person("max")
+    for key, age in (("old", timedelta(hours=25)), ("new", timedelta(hours=23))):
+        IdempotentAnswer.objects.create(user=max_, key=key, fingerprint="f", created_at=NOON - age)
+    services.prune(at=NOON)
+
+    assert [answer.key for answer in IdempotentAnswer.objects.all()] == ["new"]
