@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError, Q
 
-from apps.core.errors import InvalidInput, NameTaken, NotFound, VersionConflict
+from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
 from apps.teams import policies, throttles
 from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam, TeamInUse
@@ -520,12 +520,19 @@ def create_token(
     scopes: Sequence[str] = SCOPES,
     expires_at: datetime | None = None,
     actor: User | None = None,
+    by: Token | None = None,
 ) -> tuple[Token, str]:
-    """A token and its secret, which nobody can read again."""
+    """A token and its secret, which nobody can read again.
+
+    Args:
+        by: The token that asks, if one does: it makes none that may do more than itself, or that outlives it.
+    """
     if not scopes or set(scopes) - set(SCOPES) or "read" not in scopes:
         raise InvalidInput.of("scopes", "must be read, or read and write", "not_a_choice")
     if expires_at is not None and expires_at <= at:
         raise InvalidInput.of("expires_at", "must lie in the future", "out_of_range")
+    if by is not None:
+        expires_at = _within(by, scopes, expires_at)
     _locked_user(user.pk)
     if Token.objects.filter(user=user, revoked_at=None).count() >= MAX_TOKENS:
         raise InvalidInput.of("name", f"would be token number {MAX_TOKENS + 1}; revoke one first", "too_many")
@@ -541,6 +548,22 @@ def create_token(
     )
     _record_token("token.created", token, actor=actor or user, at=at)
     return token, secret
+
+
+def _within(by: Token, scopes: Sequence[str], expires_at: datetime | None) -> datetime | None:
+    """When the new token ends, which is with the one that makes it unless it is to end before."""
+    if "write" not in by.scopes:
+        raise Forbidden("A token that may only read makes no tokens.")
+    if wider := sorted(set(scopes) - set(by.scopes)):
+        raise InvalidInput.of("scopes", f"must be within those of your token, which lacks {', '.join(wider)}")
+    if by.expires_at is None or expires_at is None:
+        return expires_at or by.expires_at
+    if expires_at > by.expires_at:
+        ends = by.expires_at.isoformat()
+        raise InvalidInput.of(
+            "expires_at", f"must not lie behind the end of your token, {ends}", "out_of_range"
+        )
+    return expires_at
 
 
 @transaction.atomic

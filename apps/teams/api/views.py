@@ -15,7 +15,7 @@ from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
 from apps.teams import policies, selectors, services
 from apps.teams.api import bodies
-from apps.teams.models import Team, User
+from apps.teams.models import Team, Token, User
 from apps.teams.policies import person
 
 
@@ -93,7 +93,12 @@ class TokensView(APIView):
         tokens = selectors.tokens_of(person(request)).filter(revoked_at=None)
         return Response(page(tokens, request, order=["-id"], render=_rendered(bodies.TokenOut)))
 
-    @extend_schema(summary="Make a token", request=bodies.TokenIn, responses={201: bodies.NewTokenOut})
+    @extend_schema(
+        summary="Make a token",
+        description="One made by a token may do no more, and ends no later, than that one.",
+        request=bodies.TokenIn,
+        responses={201: bodies.NewTokenOut},
+    )
     def post(self, request: Request) -> Response:
         # The answer is never kept: it holds the secret. So a key does not replay it.
         body = parse_body(request, bodies.TokenIn)
@@ -103,6 +108,7 @@ class TokensView(APIView):
             scopes=body.scopes,
             expires_at=body.expires_at,
             at=clock.now(),
+            by=request.auth if isinstance(request.auth, Token) else None,
         )
         return Response(
             bodies.NewTokenOut(**bodies.TokenOut.of(token).model_dump(), secret=secret).model_dump(),
