@@ -9,7 +9,7 @@ Source of the format: Chapin et al., "Benchmarks and standards for the evaluatio
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
 from typing import Final
@@ -26,11 +26,13 @@ from apps.scheduling.engine.facts import (
     Kind,
     Plan,
     Policy,
+    Reserve,
     Running,
     Shape,
     Snapshot,
     Start,
 )
+from apps.scheduling.engine.predict import History
 from apps.simulation.replay.metrics import Served, bounded_slowdown, element_at, mean
 
 N_COLUMNS: Final = 18
@@ -42,7 +44,10 @@ POLICIES: Final = {
     "strict": Policy(backfill_depth=0, order="submit", explain=False),
     "easy": Policy(backfill_depth=1, order="submit", explain=False),
     "easy-sjbf": Policy(backfill_depth=1, order="submit", backfill_order="shortest", explain=False),
-    "conservative": Policy(backfill_depth=None, order="submit", explain=False),
+    "conservative": Policy(backfill_depth=None, order="submit", keeps_promises=True, explain=False),
+    "conservative-replan": Policy(backfill_depth=None, order="submit", explain=False),
+    # The shortest by prediction first; whoever has waited a day goes before everybody who has not.
+    "shortest": Policy(backfill_depth=1, order="shortest", explain=False),
     "default": Policy(explain=False),
 }
 
@@ -60,6 +65,7 @@ class LogJob:
     run_s: float
     n_procs: int
     limit_s: float  # inf: none declared
+    user: int = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ def _row(columns: Sequence[str], number: int) -> LogJob | None:
     try:
         job_id, allocated, requested = int(columns[0]), int(columns[4]), int(columns[7])
         submit_s, run_s, limit_s = float(columns[1]), float(columns[3]), float(columns[8])
+        user = int(columns[11])
     except ValueError as error:
         raise BadLog(f"line {number}: {error}") from None
     if not all(map(np.isfinite, (submit_s, run_s, limit_s))):
@@ -114,7 +121,7 @@ def _row(columns: Sequence[str], number: int) -> LogJob | None:
     if run_s <= 0 or n_procs <= 0 or submit_s < 0:
         return None
     limit_s = limit_s if limit_s > 0 else inf
-    return LogJob(job_id, submit_s, min(run_s, limit_s), n_procs, limit_s)
+    return LogJob(job_id, submit_s, min(run_s, limit_s), n_procs, limit_s, user)
 
 
 def _machine(header: dict[str, str]) -> int | None:
@@ -169,6 +176,8 @@ class Replay:
         self._shapes: dict[int, Shape] = {}
         self._running: dict[int, Running] = {}
         self._queue: dict[int, Gang] = {}
+        self._promises: tuple[Reserve, ...] = ()
+        self._history = History()
         self._usable = np.array([True])
         self._failed = np.array([False])
 
@@ -181,16 +190,18 @@ class Replay:
             next_submit_s = jobs[coming].submit_s if coming < len(jobs) else inf
             now_s = min(next_submit_s, ends[0][0] if ends else inf)
             n_ended = 0
+            ended_early = False
             while ends and ends[0][0] <= now_s:
                 _, place = heapq.heappop(ends)
-                del self._running[place]
+                ended_early |= self._running.pop(place).ends_s > now_s
+                self._history.learn(jobs[place].user, jobs[place].run_s)
                 self.ends[place] = now_s
                 n_ended += 1
             while coming < len(jobs) and jobs[coming].submit_s <= now_s:
                 self._queue[coming] = self._gang(coming)
                 coming += 1
             if self._queue:
-                for start in self._pass(now_s):
+                for start in self._pass(now_s, ended_early):
                     end_s = now_s + jobs[start.job_id].run_s
                     heapq.heappush(ends, (end_s, start.job_id))
             yield n_ended
@@ -210,14 +221,25 @@ class Replay:
             work_s=job.run_s if job.limit_s == inf else inf,
         )
 
-    def _pass(self, now_s: float) -> tuple[Start, ...]:
+    def _in_queue(self) -> tuple[Gang, ...]:
+        if self.policy.order != "shortest":
+            return tuple(self._queue.values())
+        jobs = self.log.jobs
+        return tuple(
+            replace(gang, predicted_s=self._history.predict_s(jobs[place].user, gang.limit_s))
+            for place, gang in self._queue.items()
+        )
+
+    def _pass(self, now_s: float, ended_early: bool) -> tuple[Start, ...]:
         snapshot = Snapshot(
             now_s=now_s,
             facility=self._facility,
             is_usable=self._usable,
             is_failed=self._failed,
             running=tuple(self._running.values()),
-            queue=tuple(self._queue.values()),
+            queue=self._in_queue(),
+            promises=self._promises,
+            ended_early=ended_early,
             quota_is_checked=False,
         )
         plan = self.engine.plan(snapshot, self.policy)
@@ -227,6 +249,7 @@ class Replay:
             raise AssertionError(
                 f"The plan at {now_s} s breaks a rule: {faults[0].rule}: {faults[0].message}"
             )
+        self._promises = plan.reserves
         for start in plan.starts:
             place = start.job_id
             gang = self._queue.pop(place)

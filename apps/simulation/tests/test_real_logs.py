@@ -21,7 +21,12 @@ MEANS = TRACES / "reference" / "swf-summary.csv"
 needs_traces = pytest.mark.skipif(
     not SDSC.exists(), reason=f"the shared traces are not at {TRACES} (SWITCHYARD_TRACES names another place)"
 )
-COLUMN = {"strict": "start_fcfs", "easy": "start_easy_batch", "easy-sjbf": "start_easy_sjbf_batch"}
+COLUMN = {
+    "strict": "start_fcfs",
+    "easy": "start_easy_batch",
+    "easy-sjbf": "start_easy_sjbf_batch",
+    "conservative": "start_conservative_batch",
+}
 
 
 @cache
@@ -72,3 +77,12 @@ def test_strict_order_on_the_head_of_kth_is_the_reference():
     wanted = reference(KTH_STARTS, "strict")
 
     assert all(wanted[job_id] == start_s for job_id, start_s in start_rows(replay))
+
+
+@needs_traces
+def test_serving_the_expected_shortest_first_cuts_the_slowdown_of_sdsc_by_a_quarter():
+    easy, shortest = (
+        summary(replayed(SDSC, policy))["mean_bounded_slowdown"] for policy in ("easy", "shortest")
+    )
+
+    assert shortest <= 0.75 * easy
