@@ -15,6 +15,8 @@ from apps.jobs.spec import JobRequest
 from apps.teams import policies as teams
 from apps.teams.models import User
 
+MASK: Final = "hidden"  # what stands for a value that is there and not shown
+
 ORDERS: Final[dict[str, tuple[str, ...]]] = {
     # Ids are handed out as jobs come in; their index is there anyway.
     "newest": ("-id",),
@@ -55,6 +57,26 @@ def private_part_seen_by(viewer: User) -> Callable[[Job], bool]:
     return lambda job: job.team_id in team_ids
 
 
+def private_part_for(viewer: User, job: Job) -> dict[str, Any]:
+    """The private part as far as this person may see it: values of the environment, which may be secrets, are masked
+    for those who see what a job runs only because they look after the facility.
+    """
+    if not may_see_private(viewer, job):
+        return {}
+    return dict(job.private) if may_see_values(viewer, job) else _masked(job.private)
+
+
+def _masked(private: dict[str, Any]) -> dict[str, Any]:
+    if "env" not in private:
+        return dict(private)
+    return private | {"env": dict.fromkeys(private["env"], MASK)}
+
+
+def may_see_values(viewer: User, job: Job) -> bool:
+    """The values of its environment: its team and administrators; operators and auditors see the names."""
+    return is_of_the_team(viewer, job) or teams.is_admin(viewer)
+
+
 def may_read_logs(viewer: User, job: Job) -> bool:
     """What the job printed: its team and administrators; operators and auditors never."""
     return is_of_the_team(viewer, job) or teams.is_admin(viewer)
@@ -65,18 +87,22 @@ class Rights:
     """What a person may know of a job and do to it."""
 
     sees_private: bool
+    sees_values: bool
     reads_logs: bool
     may_change: bool
+    may_submit_again: bool
 
 
 def rights_of(viewer: User, job: Job) -> Rights:
-    """All three answers, for whom the team is asked but once."""
+    """All answers, for whom the team is asked but once."""
     is_of_the_team_ = is_of_the_team(viewer, job)
     is_admin, may_operate = teams.is_admin(viewer), teams.may_operate(viewer)
     return Rights(
         sees_private=is_of_the_team_ or is_admin or teams.is_auditor(viewer) or may_operate,
+        sees_values=is_of_the_team_ or is_admin,
         reads_logs=is_of_the_team_ or is_admin,
         may_change=is_of_the_team_ or may_operate,
+        may_submit_again=is_of_the_team_,
     )
 
 

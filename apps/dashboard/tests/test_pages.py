@@ -86,6 +86,23 @@ def test_no_page_shows_what_another_team_keeps_to_itself(facility: Facility, who
     assert statuses == {404 if who in ("stranger", "viewer") else 403}
 
 
+@pytest.mark.parametrize(
+    ("who", "sees"),
+    [("operator", False), ("auditor", False), ("admin", True), ("member", True), ("lead", True)],
+)
+def test_the_values_of_an_environment_are_hidden_from_who_only_looks_after_it(
+    facility: Facility, who: str, sees: bool
+) -> None:
+    client, job = signed_in(getattr(facility, who)), facility.finished.pk
+    pages = [client.get(f"/jobs/{job}/{tab}") for tab in ("", "spec/", "events/", "attempts/")]
+    text = "".join(page.content.decode() for page in [*pages, client.get(f"/jobs/new/?like={job}")])
+
+    assert "SECRET_TOKEN" in text
+    assert SECRETS[0] in text
+    assert ("hunter2" in text) == sees
+    assert ("Submit again" in text) == (who in ("member", "lead"))
+
+
 def test_the_team_sees_its_own_command(facility: Facility) -> None:
     page = signed_in(facility.member).get(reverse("dashboard:job-spec", args=[facility.running.pk]))
 
@@ -378,7 +395,7 @@ def test_json_is_submitted_as_it_is(facility: Facility) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"name": NaN}', "not a number"),
+        ('{"name": NaN}', "must be a finite number"),
         ("[]", "must be one job"),
         ('{"name": "x", "name": "y"}', "twice"),
         ('{"name": "x", "team": "pretraining", "replicas": true}', "replicas"),

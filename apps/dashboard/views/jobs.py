@@ -107,9 +107,7 @@ def logs(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_GET
 def specification(request: HttpRequest, job_id: int) -> HttpResponse:
     seen = _seen(request, job_id)
-    spec = dict(seen.job.spec)
-    if seen.rights.sees_private:
-        spec |= seen.job.private
+    spec = seen.job.spec | selectors.private_part_for(seen.viewer, seen.job)
     context = {**_base(seen), "tab": "spec", "spec": json.dumps(spec, indent=2, ensure_ascii=False)}
     return render(request, "dashboard/pages/job_spec.html", context)
 

@@ -212,9 +212,9 @@ def _first_values(request: HttpRequest, viewer: User) -> dict[str, str]:
     if like.isascii() and like.isdigit() and len(like) <= 18:
         job = jobs.jobs_visible_to(viewer).filter(pk=int(like)).select_related("team__parent").first()
         if job is not None:
-            spec = dict(job.spec)
-            if jobs.may_see_private(viewer, job):
-                spec |= job.private
+            spec = job.spec | jobs.private_part_for(viewer, job)
+            if not jobs.may_see_values(viewer, job):
+                spec.pop("env", None)  # what stands for hidden values is not to be submitted as values
             return _to_values(spec, Draft())
     return values
 

@@ -1,6 +1,6 @@
 """What goes in and comes out: jobs, their attempts, and where those lie."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Self
 
@@ -177,7 +177,10 @@ class JobDetailOut(JobOut):
     is_private_shown: bool
     command: list[str] | None = None
     script: str | None = None
-    env: dict[str, str] | None = None
+    env: dict[str, str] | None = Field(
+        default=None,
+        description="Its values are for its team and administrators; others who see it read `hidden`.",
+    )
     workdir: str | None = None
     group_commands: dict[str, list[str]] | None = None
 
@@ -274,15 +277,19 @@ def job_detail_out(
     at: datetime,
     *,
     shows_private: bool,
+    private: Mapping[str, Any],
     after: Sequence[int],
     allocation: dict[str, Any] | None,
     is_new: bool = False,
 ) -> dict[str, Any]:
-    """A JobDetailOut."""
+    """A JobDetailOut.
+
+    Args:
+        private: The private part, as far as it is shown.
+    """
     asked = {name: job.spec.get(name, default) for name, default in _DEFAULTS.items()}
     if asked["groups"] is not None:
         asked |= dict.fromkeys(_FLAT)
-    private = job.private if shows_private else {}
     return {
         **asked,
         **job_out(job, at, shows_private=shows_private, is_new=is_new),

@@ -274,6 +274,7 @@ def _detail(request: Request, job: Job) -> dict[str, Any]:
         job,
         clock.now(),
         shows_private=shows_private,
+        private=selectors.private_part_for(person(request), job),
         after=sorted(job.dependencies.values_list("after_id", flat=True)),
         allocation=_last_allocation(job, shows_private=shows_private),
     )
@@ -282,7 +283,13 @@ def _detail(request: Request, job: Job) -> dict[str, Any]:
 def _detail_of_new(job: Job, body: JobRequest) -> dict[str, Any]:
     after = sorted(body.after)
     return bodies.job_detail_out(
-        job, clock.now(), shows_private=True, after=after, allocation=None, is_new=True
+        job,
+        clock.now(),
+        shows_private=True,
+        private=job.private,
+        after=after,
+        allocation=None,
+        is_new=True,
     )
 
 

@@ -189,6 +189,29 @@ def test_for_a_stranger_the_business_of_a_job_is_not_there(path):
     assert them.patch(f"{URL}/{made.pk}", {"priority": 1}).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [
+        (FacilityRole.OPERATOR, {"HF_TOKEN": "hidden"}),
+        (FacilityRole.AUDITOR, {"HF_TOKEN": "hidden"}),
+        (FacilityRole.ADMIN, {"HF_TOKEN": "hf_secret"}),
+        (FacilityRole.NONE, None),
+    ],
+)
+def test_values_of_the_environment_are_for_the_team_and_administrators(role, shown):
+    fleet()
+    ours = team()
+    made = job(ours, person(ours), env={"HF_TOKEN": "hf_secret"})
+    other = client(person(facility_role=role))
+    answers = [other.get(f"{URL}/{made.pk}")]
+    if role == FacilityRole.OPERATOR:
+        answers += [other.post(f"{URL}/{made.pk}/hold"), other.post(f"{URL}/{made.pk}/release")]
+
+    assert [answer.data["env"] for answer in answers] == [shown] * len(answers)
+    assert answers[0].data["command"] == (None if shown is None else ["true"])
+    assert client(made.user).get(f"{URL}/{made.pk}").data["env"] == {"HF_TOKEN": "hf_secret"}
+
+
 def test_an_auditor_sees_but_does_not_act():
     fleet()
     ours = team()
