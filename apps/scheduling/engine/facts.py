@@ -85,6 +85,17 @@ class Facility:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How far apart the replicas of a group lie over domains of one kind; exactly one of the bounds is set."""
+
+    over: str
+    max_skew: int | None = (
+        None  # most replicas in one domain less fewest, over all domains that could hold one
+    )
+    max_per_domain: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """What each replica of one group needs."""
 
@@ -102,6 +113,18 @@ class Ask:
     power_w: float | None = None
     n_min: int | None = None  # elastic: bounds; None: n_replicas
     n_max: int | None = None
+    spread: Spread | None = None
+    max_wait_s: float = 0.0  # a place wider than `preferred` is taken only after the job has waited so long
+
+    @property
+    def least(self) -> int:
+        """Replicas below which the group does not run."""
+        return self.n_replicas if self.n_min is None else self.n_min
+
+    @property
+    def most(self) -> int:
+        """Replicas beyond which the group does not grow."""
+        return self.n_replicas if self.n_max is None else self.n_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +134,16 @@ class Shape:
     asks: tuple[Ask, ...]
     cluster: int = NONE  # id of the only cluster it may use
     reservation: int = NONE  # position of the reservation it names
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a job keeps its work: after every `interval_s` of running a checkpoint takes `cost_s`; each new start of a
+    job that ran before spends `restart_s`."""
+
+    interval_s: float
+    cost_s: float = 0.0
+    restart_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +171,17 @@ class Gang:
     preemptible: bool = True
     array: int = NONE  # id of its array
     array_max: int = 0  # jobs of that array that may run at once; 0: any number
+    saving: Saving | None = None  # None: a job that is evicted starts over
+    n_evictions: int = 0  # how often it was evicted already
+    datasets: tuple[int, ...] = ()  # positions in the snapshot's datasets
+    scaling: tuple[
+        tuple[int, float], ...
+    ] = ()  # (replicas, throughput relative to the preferred size), rising;
+    # empty: in proportion to the replicas
+
+    @property
+    def is_elastic(self) -> bool:
+        return any(ask.least != ask.most for ask in self.shape.asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +208,10 @@ class Running:
     ends_s: float  # when its declared limit ends it, or its work does; inf: nobody knows
     cap: float = 1.0  # share of TDP
     is_leaving: bool = False  # asked to stop; still holds its devices
+    at_risk_s: float = (
+        inf  # running time that is lost if it is cut now: all since the last checkpoint; inf: all it ran
+    )
+    sized_s: float = -inf  # when it got its present size
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +245,26 @@ class Booking:
     is_flexible: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A data set, and the storage domains that hold a copy or to which one is on its way."""
+
+    id: int
+    name: str
+    size_gib: float
+    at: frozenset[int] = frozenset()  # positions of storage domains
+    arrives_s: Mapping[int, float] = field(default_factory=dict)  # by storage domain, of transfers under way
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """A power limit that is known to change."""
+
+    at_s: float
+    domain: int
+    limit_w: float  # as `Domain.limit_w`; inf: none
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """One consistent picture of everything a pass looks at."""
@@ -212,6 +280,12 @@ class Snapshot:
     promises: tuple["Reserve", ...] = ()  # of the last pass, for a policy that keeps them
     ended_early: bool = True  # something gave back before it was expected to: promises may move earlier
     quota_is_checked: bool = True  # False: no teams at all
+    fences: tuple[
+        "Reserve", ...
+    ] = ()  # places that were freed for jobs that wait until the last of it is given back
+    datasets: tuple[Dataset, ...] = ()
+    staging_gib_per_s: float = 1.0  # rate of one transfer
+    limit_changes: tuple[LimitChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +306,12 @@ class Policy:
     half_life_s: float = 7 * 86400.0
     backfill_order: str = "queue"  # or "shortest": walk the backfill candidates by limit, shortest first
     explain: bool = True  # find reasons and forecasts of waiting jobs
+    most_evictions: int | None = 5  # a job that was evicted so often is no victim any more; None: no bound
+    resize_dwell_s: float = (
+        300.0  # an elastic job keeps a size that it got at least so long before it grows again
+    )
+    staging_hold_s: float = 60.0  # devices wait for data at most so long
+    ageing_s: float = inf  # a job gains one step of priority for each such time that it has waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +331,8 @@ class Wait:
     """This job waits. `code` is the first of `blocked_by`, the rules without which it would start now."""
 
     job_id: int
-    code: str  # held, dependency, not_before, quota, resources, topology, power, reservation, priority, unhealthy
+    code: str  # held, dependency, not_before, quota, resources, topology, power, reservation, staging, priority,
+    # unhealthy
     sentence: str  # with the numbers
     blocked_by: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -269,10 +350,45 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """This running job gives way, whole, to a job that starts on what is left; it goes back to the queue."""
+
+    job_id: int
+    for_job_id: int
+    rule: str  # "priority": its priority is lower; "reclaim": it borrows what the other's team is entitled to
+    lost_device_s: float  # work since its last checkpoint and its restart, times its devices
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """This running elastic job holds these devices from now on."""
+
+    job_id: int
+    placing: Placing
+    for_job_id: int | None  # the job it makes room for; None: it grows
+    expected_end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """This data set is sent to this storage domain now."""
+
+    dataset: int  # position in the snapshot's datasets
+    to_domain: int
+    until_s: float
+    for_job_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
+    """Carried out in this order: evictions and shrinking, starts, growth, staging."""
+
     starts: tuple[Start, ...]
     waits: tuple[Wait, ...]
     reserves: tuple[Reserve, ...] = ()
+    evictions: tuple[Evict, ...] = ()
+    resizes: tuple[Resize, ...] = ()
+    stages: tuple[Stage, ...] = ()
     next_boundary_s: float = inf  # look again then, even if nothing happens
 
 
@@ -280,7 +396,8 @@ class Plan:
 class Fault:
     """A rule that a plan breaks, as the checker found it."""
 
-    rule: str  # stable: device, gang, quota, power, node, topology, reservation, protection, order, dependency, ...
+    rule: str  # stable: device, gang, quota, power, node, topology, spread, reservation, protection, eviction, resize,
+    # staging, order, dependency, ...
     job_id: int | None
     message: str
 
