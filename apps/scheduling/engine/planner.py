@@ -141,7 +141,12 @@ class Pass:
                     self.boundary_s = min(self.boundary_s, at_s)
         for reserve in self.reserves:
             self.boundary_s = min(self.boundary_s, reserve.start_s)
-        return Plan(tuple(self.starts), tuple(self.waits), tuple(self.reserves), self.boundary_s)
+        return Plan(
+            tuple(self.starts),
+            tuple(self.waits),
+            tuple(self.reserves),
+            next_boundary_s=self.boundary_s,
+        )
 
     def _keep_promises(self) -> dict[int, Promise]:
         """Put the last pass's promises into the calendar, as far as they lie ahead."""
