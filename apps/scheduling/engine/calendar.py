@@ -116,6 +116,16 @@ class Promise:
     end_s: float
 
 
+@dataclass(slots=True)
+class Held:
+    """What running work holds, and until when."""
+
+    charge: Charge
+    bookings: tuple[int, ...]
+    end_s: float
+    position: int  # of its charge in what comes; NONE: it never gives back by itself
+
+
 class Calendar:
     """The present state, and how it changes by itself.
 
@@ -136,13 +146,17 @@ class Calendar:
         self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
+        self.held: dict[int, list[Held]] = {}  # by job: what running work holds, and until when
         for running in snapshot.running:
             charge = charge_of(frame, running.gang, running.placing)
             allowed = self.allowed(running.gang)
             self.now.charge(frame, tree, charge, 1, allowed)
-            if running.ends_s != inf:
-                end = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
-                self._coming.at(end, -1, self._coming.add(charge, allowed))
+            end_s = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
+            position = NONE
+            if end_s != inf:
+                position = self._coming.add(charge, allowed)
+                self._coming.at(end_s, -1, position)
+            self.held[running.gang.id] = [Held(charge, allowed, end_s, position)]
         self.pinches: list[State] = []
         self._pool = Pool(frame, tree, self.now)
         self.booked_nodes: list[IntArray] = []
@@ -329,14 +343,48 @@ class Calendar:
     def start(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Something starts now and is expected to give back at end_s."""
         allowed = self.allowed(gang)
-        self.now.charge(self.frame, self.tree, charge, 1, allowed)
-        for pinch in self.pinches:
-            if pinch.at_s < end_s:
-                pinch.charge(self.frame, self.tree, charge, 1, allowed)
-        self._pool.touched(charge.nodes)
-        self._unpromised.clear()
+        held = Held(charge, allowed, end_s, NONE)
+        self.lift([held], 1)
         if end_s != inf:
-            self._coming.at(end_s, -1, self._coming.add(charge, allowed))
+            held.position = self._coming.add(charge, allowed)
+            self._coming.at(end_s, -1, held.position)
+        self.held.setdefault(gang.id, []).append(held)
+
+    def lift(self, some: Sequence[Held], sign: int = -1) -> None:
+        """Take work off its devices now and as long as it would have held them (-1), or put it back (1)."""
+        if not some:
+            return
+        for held in some:
+            self.now.charge(self.frame, self.tree, held.charge, sign, held.bookings)
+            for pinch in self.pinches:
+                if pinch.at_s >= held.end_s:
+                    break
+                pinch.charge(self.frame, self.tree, held.charge, sign, held.bookings)
+        self._pool.touched(np.unique(np.concatenate([held.charge.nodes for held in some])))
+        self._unpromised.clear()
+
+    def forget(self, held: Held) -> None:
+        """It was lifted for good: nothing is given back when it would have ended."""
+        if held.position != NONE:
+            self._coming.remove(held.position)
+
+    def hold_instead(self, job_id: int, gang: Gang, charge: Charge, end_s: float) -> None:
+        """Running work holds something else from now on. What it held before must have been lifted."""
+        for held in self.held.pop(job_id, ()):
+            self.forget(held)
+        self.start(gang, charge, end_s)
+
+    def overdrawn(self, nodes: IntArray, after_s: float, until_s: float) -> bool:
+        """Whether more is taken than there is, on these nodes or above them, at a pinch in [after_s, until_s)."""
+        for pinch in self.pinches:
+            if after_s <= pinch.at_s < until_s and (
+                (pinch.whole[nodes] < 0).any()
+                or (pinch.cpu[nodes] < 0).any()
+                or (pinch.mem[nodes] < 0).any()
+                or (pinch.head[self.frame.paths[nodes]] < 0).any()
+            ):
+                return True
+        return False
 
     def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> "Promise":
         """Something is promised to start later."""
