@@ -112,12 +112,16 @@ def identity() -> dict[str, Any]:
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": "/"}
 
 
-def start_throw_away(data_dir: Path) -> "subprocess.Popen[bytes]":
-    """A server for one run of tests: quick, unsafe against power cuts, and gone with the process that started it."""
+def start_throw_away(data_dir: Path, options: Sequence[str] = THROW_AWAY) -> "subprocess.Popen[bytes]":
+    """A server for one run, of tests or of a benchmark, that is gone with the process that started it.
+
+    Args:
+        options: By default those that are quick and unsafe against power cuts.
+    """
     prepare(data_dir)
     log = (data_dir.parent / "postgres.log").open("ab")
     server = subprocess.Popen(
-        command(data_dir, THROW_AWAY),
+        command(data_dir, options),
         stdout=log,
         stderr=log,
         preexec_fn=_dies_with_parent(),
