@@ -363,6 +363,24 @@ class Calendar:
         self._pool.touched(np.unique(np.concatenate([held.charge.nodes for held in some])))
         self._unpromised.clear()
 
+    def has_free(self, charge: Charge) -> bool:
+        """Whether just these devices, and all else it takes, are free now."""
+        now, paths = self.now, self.frame.paths[charge.nodes]
+        if (now.dev[charge.devices] < charge.taken).any():
+            return False
+        trial = now.copy(now.at_s)
+        trial.charge(self.frame, self.tree, charge, 1)
+        return bool(
+            (trial.whole[charge.nodes] >= 0).all()
+            and (trial.cpu[charge.nodes] >= 0).all()
+            and (trial.mem[charge.nodes] >= 0).all()
+            and (trial.head[paths] >= 0).all()
+            and all(
+                self.tree.available(now.use, charge.team, kind) >= steps
+                for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
+            )
+        )
+
     def forget(self, held: Held) -> None:
         """It was lifted for good: nothing is given back when it would have ended."""
         if held.position != NONE:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _NOTHING = ("",)  # no rule binds: it waits by choice, for a kind that ends it earlier
 
 # In the order in which they are named when several bind.
-RULES = ("quota", "topology", "power", "reservation", "priority", "unhealthy", "resources")
+RULES = (
+    "quota", "topology", "spread", "power", "reservation", "staging", "priority", "unhealthy", "resources"
+)  # fmt: skip
 
 
 def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
@@ -82,6 +84,7 @@ class Explainer:
     def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
         """Why this gang did not start in the pass that is ending."""
         walk = self.walk
+        gang = walk.least(gang)
         windows = tuple(self._window(gang, kind) for kind in walk.kinds(gang.shape))
         at_quota = not walk.within_quota(gang, windows)
         # Jobs of one shape that see the same promises and bookings fare alike; the team matters only at its quota.
@@ -90,6 +93,7 @@ class Explainer:
             windows,
             gang.team if at_quota else NONE,
             at_quota,
+            gang.datasets,
             walk.strictly_behind is gang,
         )
         if key not in self._known:
@@ -117,7 +121,7 @@ class Explainer:
             window = self._window(gang, kind)
             if rules.quota and not walk.within_quota(gang, (window,), kind):
                 continue
-            key = (id(gang.shape), kind, window, placing_rules)
+            key = (id(gang.shape), kind, window, gang.datasets, placing_rules)
             if key not in self._fits:
                 found = walk.fit(
                     gang,
@@ -154,6 +158,10 @@ class Explainer:
             return bool(walk.tree.teams) and gang.team != NONE
         if rule == "topology":
             return any(ask.required is not None for ask in gang.shape.asks)
+        if rule == "spread":
+            return any(ask.spread is not None for ask in gang.shape.asks)
+        if rule == "staging":
+            return bool(gang.datasets)
         if rule == "power":
             return walk.frame.has_limits
         if rule == "reservation":
@@ -230,6 +238,39 @@ class Explainer:
         what = level.replace("_", "-")
         each = f" of {ask.devices} devices" if ask.devices > 1 else ""
         return f"No {what} has room for {ask.n_replicas} replicas{each}; the best has room for {best}.", facts
+
+    def _say_spread(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        ask = next(ask for ask in gang.shape.asks if ask.spread is not None)
+        spread = ask.spread
+        assert spread is not None
+        what = spread.over.replace("_", "-")
+        ids = self.walk.frame.domain_ids(spread.over)
+        free = np.where(self._mask(gang), np.maximum(self.walk.calendar.now.whole, 0), 0)
+        room = free // ask.devices if ask.devices else free
+        n_free = len(np.unique(ids[(room > 0) & (ids != NONE)]))
+        facts = {"over": spread.over, "asked_replicas": ask.n_replicas, "domains_with_room": n_free}
+        if spread.max_per_domain is not None:
+            facts["max_per_domain"] = spread.max_per_domain
+            bound = f"at most {spread.max_per_domain} replicas in one {what}"
+        else:
+            facts["max_skew"] = spread.max_skew or 0
+            bound = f"a difference of at most {spread.max_skew} replicas between {what} domains"
+        return f"It asks for {bound}; {n_free} of them have room now.", facts
+
+    def _say_staging(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk = self.walk
+        ready = walk.data.ready_s(gang)
+        assert ready is not None
+        mask = self._mask(gang)
+        soonest_s = float(ready[mask].min(initial=inf))
+        names = tuple(walk.snapshot.datasets[d].name for d in gang.datasets)
+        left = (
+            ""
+            if soonest_s == inf
+            else f" They could be there in {_duration(max(0.0, soonest_s - walk.now_s))}."
+        )
+        facts = {"datasets": list(names), "soonest_s": soonest_s}
+        return f"The nodes that are free have no copy of {_list(names[:3])} yet.{left}", facts
 
     def _say_power(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk

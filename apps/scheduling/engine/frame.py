@@ -70,6 +70,16 @@ class Frame:
         self.kind_mask = [facility.kind == k for k in range(len(facility.kinds))]
         self._build_limits()
 
+    def domain_ids(self, domain_kind: str) -> IntArray:
+        """(n,) the domain of this kind over which replicas on each node are counted; NONE: it lies in none.
+
+        A node outside every scale-up domain is one of its own.
+        """
+        domain = self.ancestor(domain_kind)
+        if domain_kind != "scale_up":
+            return domain
+        return np.where(domain != NONE, domain, len(self.domains) + np.arange(self.n_nodes))
+
     def ancestor(self, domain_kind: str) -> IntArray:
         """(n,) position of the domain of this kind above each node, NONE where there is none."""
         if domain_kind not in self._ancestor:

@@ -6,12 +6,12 @@ nodes, leaves and spines stay whole for gangs that need them. Power limits form 
 tree every filling that cannot go on is as large as any other, so filling in order of taste never misses a place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from apps.scheduling.engine.facts import Ask, BoolArray, IntArray, Placing, Shape, Share
+from apps.scheduling.engine.facts import NONE, Ask, BoolArray, IntArray, Placing, Shape, Share, Spread
 from apps.scheduling.engine.flow import spread_under_limits
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import (
@@ -36,6 +36,12 @@ class Terms:
     busy: bool = True  # False: as if nothing ran
     packing: bool = True
     named: bool = True  # name the devices; a promise of the future does not
+    spread: bool = True
+    healthy: BoolArray | None = (
+        None  # (n,) nodes whose domains count where replicas are spread; None: `may_use`
+    )
+    already: IntArray | None = None  # (n,) replicas that the job has there already, when it grows
+    kind: int = NONE  # the kind looked at
 
 
 @dataclass(slots=True)
@@ -222,7 +228,10 @@ def _choose(
     if required is not None:
         room = np.where(frame.has_level[required], room, 0)
     spare = _spare(frame, ask, room, left)
-    if terms.packing:
+    spread = _Spreading.of(frame, ask, terms)
+    if spread is not None:
+        room = np.where(spread.ids != NONE, room, 0)
+    elif terms.packing:
         # Best fit: the node left with the least, in the leaf and the spine left with the least.
         leaf, spine = frame.level["leaf"], frame.level["spine"]
         best = best_single(room, spare, n, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
@@ -234,13 +243,13 @@ def _choose(
             return [(int(single[0]), n)], "node"
     nodes = np.flatnonzero(room)
     for level in LEVELS:
-        counts = _in_one_domain(frame, level, nodes, room, spare, n, left, draws)
+        counts = _in_one_domain(frame, level, nodes, room, spare, n, left, draws, spread)
         if counts is not None:
             return counts, level
         if required == level:
             return None
     fill = _Fill(frame, room, spare, left, draws)
-    counts = fill.run(nodes, n, len(LEVELS) - 1)
+    counts = fill.run(nodes, n, len(LEVELS) - 1) if spread is None else spread.run(fill, nodes, n)
     return None if counts is None else (counts, "anywhere")
 
 
@@ -259,6 +268,7 @@ def _in_one_domain(
     n: int,
     left: "_Left",
     draws: IntArray | None,
+    spread: "_Spreading | None",
 ) -> Counts | None:
     sums, spares = domain_sums(frame.level[level], frame.n_level[level], room, spare)
     able = np.flatnonzero(sums >= n)
@@ -268,10 +278,112 @@ def _in_one_domain(
     ids = frame.level[level][nodes]
     depth = LEVELS.index(level) - 1
     for domain in able[np.lexsort((able, sums[able], free))]:
-        counts = _Fill(frame, room, spare, left, draws).run(nodes[ids == domain], n, depth)
+        fill, inside = _Fill(frame, room, spare, left, draws), nodes[ids == domain]
+        counts = fill.run(inside, n, depth) if spread is None else spread.run(fill, inside, n)
         if counts is not None:
             return counts
     return None
+
+
+class _Spreading:
+    """How many replicas each domain takes, so that no domain holds too many, or all hold about as many.
+
+    The skew is the most replicas in one domain less the fewest, over the domains in which a healthy node of the type
+    could hold a replica when empty.
+    """
+
+    def __init__(
+        self, frame: Frame, spread: Spread, ids: IntArray, able: BoolArray, already: IntArray | None
+    ) -> None:
+        self.spread, self.ids = spread, ids
+        self.counted = np.unique(ids[able & (ids != NONE)])  # domains over which the skew is counted
+        self.held: dict[int, int] = {}
+        if already is not None:
+            for node in np.flatnonzero(already).tolist():
+                self.held[int(ids[node])] = self.held.get(int(ids[node]), 0) + int(already[node])
+
+    @classmethod
+    def of(cls, frame: Frame, ask: Ask, terms: Terms) -> "_Spreading | None":
+        if ask.spread is None or not terms.spread:
+            return None
+        healthy = terms.may_use if terms.healthy is None else terms.healthy
+        able = healthy & (frame.cpu >= micro_of(ask.cpus)) & (frame.mem >= micro_of(ask.memory_gib))
+        if ask.devices or ask.share_steps:
+            able = (
+                able
+                & np.isin(frame.kind, _kinds_in(frame, terms, ask))
+                & (frame.n_devices >= max(ask.devices, 1))
+            )
+        return cls(frame, ask.spread, frame.domain_ids(ask.spread.over), able, terms.already)
+
+    def run(self, fill: "_Fill", nodes: IntArray, n: int) -> Counts | None:
+        """Place n replicas on these nodes; None if they cannot be spread so there."""
+        ids = self.ids[nodes]
+        inside = np.unique(ids)
+        room = {int(d): int(fill.room[nodes[ids == d]].sum()) for d in inside}
+        for _ in range(len(inside) + 1):
+            shares = self._shares(room, n)
+            if shares is None:
+                return None
+            trial = fill.fresh()
+            short = False
+            for domain, wanted in sorted(shares.items(), key=lambda item: (-item[1], item[0])):
+                got = trial.some(nodes[ids == domain], wanted)
+                if got < wanted:
+                    room[domain], short = got, True
+            if not short:
+                return sorted(trial.counts.items())
+        return None
+
+    def _shares(self, room: Mapping[int, int], n: int) -> dict[int, int] | None:
+        """Replicas each domain takes; None if they do not fit so."""
+        most = self.spread.max_per_domain
+        if most is not None:
+            upper = {d: max(0, min(r, most - self.held.get(d, 0))) for d, r in room.items()}
+            return _fewest(upper, n) if sum(upper.values()) >= n else None
+        skew = self.spread.max_skew or 0
+        counted = [int(d) for d in self.counted]
+        total = n + sum(self.held.values())
+        held_most = max(self.held.values(), default=0)
+        for least in range(total // max(len(counted), 1), -1, -1):
+            if held_most > least + skew:
+                return None
+            lower = {d: max(0, least - self.held.get(d, 0)) for d in counted}
+            if any(need > room.get(d, 0) for d, need in lower.items()):
+                continue
+            upper = {d: max(0, min(r, least + skew - self.held.get(d, 0))) for d, r in room.items()}
+            if sum(lower.values()) <= n <= sum(upper.values()):
+                return _level(lower, upper, n)
+        return None
+
+
+def _kinds_in(frame: Frame, terms: Terms, ask: Ask) -> list[int]:
+    return [terms.kind] if terms.kind != NONE else list(ask.kinds)
+
+
+def _fewest(upper: Mapping[int, int], n: int) -> dict[int, int]:
+    """n replicas over as few domains as will do, the last in the one they fit best."""
+    shares: dict[int, int] = {}
+    left = dict(upper)
+    while n:
+        fitting = [d for d, u in left.items() if u >= n]
+        domain = (
+            min(fitting, key=lambda d: (left[d], d)) if fitting else max(left, key=lambda d: (left[d], -d))
+        )
+        shares[domain] = min(n, left.pop(domain))
+        n -= shares[domain]
+    return {d: k for d, k in shares.items() if k}
+
+
+def _level(lower: Mapping[int, int], upper: Mapping[int, int], n: int) -> dict[int, int]:
+    """n replicas as evenly as the bounds allow."""
+    shares = {d: lower.get(d, 0) for d in upper}
+    rest = n - sum(shares.values())
+    while rest:
+        domain = min((d for d in upper if shares[d] < upper[d]), key=lambda d: (shares[d], -upper[d], d))
+        shares[domain] += 1
+        rest -= 1
+    return {d: k for d, k in shares.items() if k}
 
 
 class _Fill:
@@ -284,6 +396,20 @@ class _Fill:
         self.start = left.head
         self.head = left.head.copy() if draws is not None else None
         self.counts: dict[int, int] = {}
+        self._left = left
+
+    def fresh(self) -> "_Fill":
+        """The same, with nothing placed."""
+        return _Fill(self.frame, self.room, self.spare, self._left, self.draws)
+
+    def some(self, nodes: IntArray, n: int) -> int:
+        """Place up to n replicas on these nodes; how many were placed."""
+        done = self._fill(nodes, n, len(LEVELS) - 1)
+        for node in nodes.tolist():
+            if done == n:
+                break
+            done += self._take(node, n - done)
+        return done
 
     def run(self, nodes: IntArray, n: int, depth: int) -> Counts | None:
         """Place n replicas on these nodes; None when their domains' limits leave too little."""

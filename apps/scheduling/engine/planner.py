@@ -13,17 +13,21 @@ from math import inf
 import numpy as np
 
 from apps.scheduling.engine import explain
-from apps.scheduling.engine.calendar import Calendar, Promise, Window
+from apps.scheduling.engine.calendar import OVERDUE_S, Calendar, Promise, Window
+from apps.scheduling.engine.data import Data
 from apps.scheduling.engine.facts import (
     NONE,
     BoolArray,
+    Evict,
     Gang,
     IntArray,
     Plan,
     Policy,
     Reserve,
+    Resize,
     Shape,
     Snapshot,
+    Stage,
     Start,
     Wait,
 )
@@ -37,9 +41,14 @@ from apps.scheduling.engine.placement import (
     place,
     total_steps,
 )
+from apps.scheduling.engine.preempt import Preemptor
 from apps.scheduling.engine.quota import QuotaTree
+from apps.scheduling.engine.resize import grow
 from apps.scheduling.engine.rules import ALL, Rules
+from apps.scheduling.engine.sizes import Sizer, least_sizes, preferred_sizes, relative_rate, sizes_of
 from apps.scheduling.engine.state import Floor, State, charge_of
+
+_EMPTY = Rules(quota=False, reservation=False, staging=False, priority=True, resources=False)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -68,6 +77,12 @@ class Pass:
         self.starts: list[Start] = []
         self.waits: list[Wait] = []
         self.reserves: list[Reserve] = []
+        self.evictions: list[Evict] = []
+        self.resizes: list[Resize] = []
+        self.stages: dict[tuple[int, int], Stage] = {}
+        self.data = Data(snapshot)
+        self.sizer = Sizer()
+        self.preemptor: Preemptor | None = None
         self.boundary_s = inf
         self.n_promises = 0
         self.n_quota_promises = 0
@@ -78,6 +93,8 @@ class Pass:
                 self.running_of_array[running.gang.array] = (
                     self.running_of_array.get(running.gang.array, 0) + 1
                 )
+        self.gone: set[int] = set()  # running jobs that were evicted or resized in this pass
+        self._by_choice = False  # the gang looked at last waits for a kind that ends it earlier
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._family: dict[int, tuple[object, ...]] = {}
         self._kinds: dict[int, tuple[int, ...]] = {}
@@ -91,6 +108,7 @@ class Pass:
         shortest = self.policy.backfill_order == "shortest" and depth is not None
         kept = self._keep_promises() if self.policy.keeps_promises else {}
         promised = {reserve.job_id: reserve for reserve in self.snapshot.promises}
+        fenced = self._take_fences()
         position = 0
         while position < len(pending):
             rank, gang = pending[position]
@@ -100,6 +118,10 @@ class Pass:
                 pending[position - 1 :] = sorted(pending[position - 1 :], key=lambda p: p[1].limit_s)
                 rank, gang = pending[position - 1]
                 shortest = False
+            if gang.id in fenced:
+                if fenced[gang.id]:
+                    blocked.append((rank, gang))
+                continue
             own = explain.own_reason(self, gang, rank)
             if own is not None:
                 self.waits.append(own)
@@ -115,13 +137,18 @@ class Pass:
                 # Taken out and put back where it is earliest now, which is never later than it was promised.
                 self.calendar.withdraw(kept.pop(gang.id))
                 self._failed.clear()
+            gang = self._insisting(gang)
             offer = self._now(gang)
             if offer is not None:
                 self._start(gang, offer)
                 continue
+            if self.policy.preemption and not self._by_choice and self._preempt(gang):
+                continue
             blocked.append((rank, gang))
-            at_quota = not self.within_quota(gang)
+            at_quota = not self.within_quota(self.least(gang))
             if depth == 0:
+                if gang.datasets and (offer := self.earliest(gang, self.kinds(gang.shape))) is not None:
+                    self._send(gang, {share.node for share in offer.found.placing})
                 if not at_quota and gang.shape.reservation == NONE:
                     self.strictly_behind = gang
             elif at_quota:
@@ -130,6 +157,7 @@ class Pass:
                     self.n_quota_promises += self._promise(gang)
             elif depth is None or self.n_promises < depth:
                 self.n_promises += self._promise(gang)
+        grow(self)
         if self.policy.explain:
             starts_s = {r.job_id: r.start_s for r in self.reserves}
             explainer = explain.Explainer(self)
@@ -145,6 +173,9 @@ class Pass:
             tuple(self.starts),
             tuple(self.waits),
             tuple(self.reserves),
+            tuple(self.evictions),
+            tuple(self.resizes),
+            tuple(self.stages[key] for key in sorted(self.stages)),
             next_boundary_s=self.boundary_s,
         )
 
@@ -165,7 +196,79 @@ class Pass:
                 )
         return kept
 
+    def _take_fences(self) -> dict[int, bool]:
+        """Places that were freed for jobs: a job whose place is free starts there, the others keep theirs promised.
+
+        Returns:
+            By job, whether it still waits.
+        """
+        gangs = {gang.id: gang for gang in self.snapshot.queue}
+        fenced: dict[int, bool] = {}
+        for reserve in self.snapshot.fences:
+            gang = gangs.get(reserve.job_id)
+            if (
+                gang is None
+                or gang.is_held
+                or not self.snapshot.is_usable[[s.node for s in reserve.placing]].all()
+            ):
+                continue
+            found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "fenced")
+            charge = charge_of(self.frame, gang, reserve.placing)
+            if self.calendar.has_free(charge):
+                self._start(gang, Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s)))
+                fenced[gang.id] = False
+                continue
+            start_s = max(reserve.start_s, self.now_s + OVERDUE_S)
+            self.calendar.promise(gang, charge, start_s, self._exact_end_s(gang, found, start_s))
+            self.reserves.append(Reserve(gang.id, start_s, reserve.placing))
+            fenced[gang.id] = True
+        return fenced
+
     # -- one gang ---------------------------------------------------------------------------------------------------
+
+    def _insisting(self, gang: Gang) -> Gang:
+        """The gang, as if what it prefers were required, while it would rather wait for that."""
+        until_s = gang.submitted_s + max((a.max_wait_s for a in gang.shape.asks if a.preferred), default=0.0)
+        if until_s <= self.now_s:
+            return gang
+        insisting = self.sizer.insisting(gang)
+        for kind in self.kinds(insisting.shape):
+            least = self.least(insisting)
+            if self.fit(least, kind, self.calendar.now, 0.0, rules=_EMPTY, named=False) is not None:
+                self.boundary_s = min(self.boundary_s, until_s)
+                return insisting
+        return gang  # no domain could ever hold it
+
+    def least(self, gang: Gang) -> Gang:
+        """The gang at the smallest size at which it runs."""
+        return self.sizer.at(gang, least_sizes(gang)) if gang.is_elastic else gang
+
+    def _preempt(self, gang: Gang) -> bool:
+        """Start a gang on what others give up for it; False if nobody must or may."""
+        if self.preemptor is None:
+            self.preemptor = Preemptor(self)
+        room = self.preemptor.make_room(self.least(gang))
+        if room is None:
+            return False
+        self.preemptor.carry_out(room)
+        self._failed.clear()
+        offer = self._now(gang, room.kind)
+        if offer is None:  # cannot be: the trial has shown a place
+            raise AssertionError(f"job {gang.id} does not start although its victims are gone")
+        for running in room.evicted:
+            victim = running.gang
+            if victim.array != NONE:
+                self.running_of_array[victim.array] -= 1
+            rule = "priority" if victim.priority < gang.priority else "reclaim"
+            lost = self.preemptor.cost_of(running)
+            self.evictions.append(Evict(victim.id, gang.id, rule, lost))
+            self.gone.add(victim.id)
+        for running, placing in room.shrunk:
+            end_s = self.preemptor.end_after(running, placing)
+            self.resizes.append(Resize(running.gang.id, placing, gang.id, end_s))
+            self.gone.add(running.gang.id)
+        self._start(gang, offer)
+        return True
 
     def kinds(self, shape: Shape) -> tuple[int, ...]:
         """Kinds to try, best first; one stand-in for gangs without devices."""
@@ -190,6 +293,9 @@ class Pass:
         return gang.work_s / self._slowest[kind, holds]
 
     def _exact_end_s(self, gang: Gang, found: Found, start_s: float) -> float:
+        ready = self.data.ready_s(gang)
+        if ready is not None:
+            start_s = max(start_s, *(float(ready[share.node]) for share in found.placing))
         if gang.limit_s != inf:
             return start_s + gang.limit_s
         if gang.work_s == inf:
@@ -200,6 +306,8 @@ class Pass:
         """Time one unit of work takes there: what kinds are compared by."""
         holds = holds_devices(gang.shape)
         speed = min(float(self.frame.speed[s.node]) for s in found.placing)
+        if gang.is_elastic:
+            speed *= relative_rate(gang, sizes_of(gang, found.placing))
         return 1.0 / (speed * (self.frame.kinds[found.kind].speed if holds else 1.0))
 
     def within_quota(self, gang: Gang, windows: Sequence[Window] = ((1, ()),), *kinds: int) -> bool:
@@ -247,9 +355,25 @@ class Pass:
         return self._may_use[key]
 
     def fit(
-        self, gang: Gang, kind: int, first: State, duration_s: float, *, rules: Rules = ALL, named: bool
+        self,
+        gang: Gang,
+        kind: int,
+        first: State,
+        duration_s: float,
+        *,
+        rules: Rules = ALL,
+        named: bool,
+        hold_s: float = 0.0,
+        within: BoolArray | None = None,
+        already: IntArray | None = None,
     ) -> Found | None:
-        """A place for the gang from the instant of `first` on, for that long; None if some rule forbids it."""
+        """A place for the gang from the instant of `first` on, for that long; None if some rule forbids it.
+
+        Args:
+            hold_s: How long its devices may wait for its data.
+            within: (n,) nodes that may be used beside what the rules say.
+            already: (n,) replicas that it has there already.
+        """
         until_s = first.at_s + duration_s
         calendar = self.calendar
         is_now = first is calendar.now and rules.priority
@@ -264,7 +388,12 @@ class Pass:
             gang, kind, first, until_s, states if not rules.priority else ()
         ):
             return None
-        may_use = self.may_use(gang, unhealthy=rules.unhealthy)
+        may_use = healthy = self.may_use(gang, unhealthy=rules.unhealthy)
+        if within is not None:
+            may_use = may_use & within
+        ready = self.data.ready_s(gang) if rules.staging else None
+        if ready is not None:
+            may_use = may_use & (ready <= first.at_s + hold_s)
         only: IntArray | None = None
         holds: list[IntArray | None] | None = None
         if calendar.bookings:
@@ -299,6 +428,10 @@ class Pass:
                 busy=rules.resources,
                 packing=self.policy.packing,
                 named=named,
+                spread=rules.spread,
+                healthy=healthy,
+                already=already,
+                kind=kind if holds_devices(gang.shape) else NONE,
             )
             found = place(self.frame, gang.shape, kind, floor, terms)
             if found is not None:
@@ -316,29 +449,63 @@ class Pass:
             if mask.any():
                 yield mask
 
-    def _now(self, gang: Gang) -> Offer | None:
+    def _now(self, gang: Gang, only_kind: int | None = None) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
         kinds = self.kinds(gang.shape)
         offers: list[tuple[float, int, Offer]] = []
         missing: list[int] = []
+        least = self.least(gang)
         for preference, kind in enumerate(kinds):
-            duration = self.duration_s(gang, kind)
-            if self._is_hopeless(gang, kind, duration):
+            if only_kind not in (None, kind):
+                continue
+            duration = self.duration_s(least, kind)
+            if self._is_hopeless(least, kind, duration):
                 missing.append(kind)
                 continue
-            found = self.fit(gang, kind, self.calendar.now, duration, named=True)
+            found = self._largest(gang, least, kind, duration)
             if found is None:
-                self._remember(gang, kind, duration)
+                self._remember(least, kind, duration)
                 missing.append(kind)
                 continue
             end_s = self._exact_end_s(gang, found, self.now_s)
             offers.append((self._pace(gang, found), preference, Offer(found, self.now_s, end_s)))
+        self._by_choice = False
         if not offers:
             return None
         pace, preference, best = min(offers, key=lambda o: (o[0], o[1]))
-        if missing and self._waits_for_better(gang, missing, kinds, pace, preference):
+        if missing and only_kind is None and self._waits_for_better(gang, missing, kinds, pace, preference):
+            self._by_choice = True
             return None
         return best
+
+    def _largest(self, gang: Gang, least: Gang, kind: int, duration_s: float) -> Found | None:
+        """A place now for the gang at the largest size up to the preferred one that fits, near its data if it can."""
+        holds_s: tuple[float, ...] = (0.0,)
+        ready = self.data.ready_s(gang)
+        if ready is not None and self.policy.staging_hold_s > 0:
+            holds_s = (0.0, self.policy.staging_hold_s)
+        for hold_s in holds_s:
+            lasts_s = duration_s + hold_s
+            found = self.fit(least, kind, self.calendar.now, lasts_s, named=True, hold_s=hold_s)
+            if found is None:
+                continue
+            if not gang.is_elastic:
+                return found
+            sizes = list(least_sizes(gang))
+            for g, most in enumerate(preferred_sizes(gang)):
+                low, high = sizes[g], most
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    trial = self.sizer.at(gang, (*sizes[:g], middle, *sizes[g + 1 :]))
+                    lasts_s = self.duration_s(trial, kind) + hold_s
+                    larger = self.fit(trial, kind, self.calendar.now, lasts_s, named=True, hold_s=hold_s)
+                    if larger is None:
+                        high = middle - 1
+                    else:
+                        low, found = middle, larger
+                sizes[g] = low
+            return found
+        return None
 
     def _waits_for_better(
         self, gang: Gang, missing: list[int], kinds: tuple[int, ...], pace: float, preference: int
@@ -363,12 +530,20 @@ class Pass:
         if gang.array != NONE:
             self.running_of_array[gang.array] = self.running_of_array.get(gang.array, 0) + 1
         kind = offer.found.kind if len(charge.kinds) else NONE
+        nodes = {s.node for s in placing}
         why = {
             "level": offer.found.level,
-            "n_nodes": len({s.node for s in placing}),
+            "n_nodes": len(nodes),
             "backfilled": self.n_promises > 0,
         }
         self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
+        self._send(gang, nodes)
+
+    def _send(self, gang: Gang, nodes: set[int]) -> None:
+        """Have the data that it needs there sent there."""
+        for dataset, domain in self.data.missing(gang, nodes):
+            until_s = self.data.sent_now_s(dataset)
+            self.stages.setdefault((dataset, domain), Stage(dataset, domain, until_s, gang.id))
 
     def _promise(self, gang: Gang) -> bool:
         offer = self.earliest(gang, self.kinds(gang.shape))
@@ -377,6 +552,7 @@ class Pass:
         charge = charge_of(self.frame, gang, offer.found.placing)
         self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
         self.reserves.append(Reserve(gang.id, offer.start_s, offer.found.placing))
+        self._send(gang, {share.node for share in offer.found.placing})
         return True
 
     def earliest(self, gang: Gang, kinds: tuple[int, ...]) -> Offer | None:
@@ -389,7 +565,10 @@ class Pass:
             extra.extend(b.start_s for b in self.calendar.bookings)
         work_s = min(gang.limit_s, gang.work_s)
         work_s = 0.0 if work_s == inf else work_s
-        marks = [t for t in extra if t > self.now_s]
+        ready = self.data.ready_s(gang)
+        if ready is not None:
+            extra.extend(np.unique(ready).tolist())
+        marks = [t for t in extra if self.now_s < t < inf]
         for kind in kinds:
             # A kind on which it could not end earlier, however good its place, is not looked at.
             fastest_s = work_s * self._best_pace(gang, kind)
@@ -403,6 +582,7 @@ class Pass:
         return None if best is None else best[1]
 
     def _earliest_on(self, gang: Gang, kind: int, marks: list[float], deadline_s: float) -> Offer | None:
+        full, gang = gang, self.least(gang)
         duration_s = self.duration_s(gang, kind)
         search = self.calendar.search(gang, kind, self.may_use(gang), duration_s, marks)
         hopeless_until_s = -inf
@@ -412,7 +592,7 @@ class Pass:
                 continue
             found = self.fit(gang, kind, state, duration_s, named=False)
             if found is not None:
-                return Offer(found, state.at_s, self._exact_end_s(gang, found, state.at_s))
+                return Offer(found, state.at_s, self._exact_end_s(full, found, state.at_s))
             later = self.calendar.window(state, state.at_s + duration_s)[1:]
             # What is promised later forbids it alone: then nothing that is given back before helps.
             left_s = state.at_s + duration_s - later[0].at_s if later else 0.0
@@ -422,7 +602,7 @@ class Pass:
 
     # -- what failed once in a pass fails again: nothing is given back within a pass ----------------------------------
 
-    def _key(self, gang: Gang, kind: int) -> tuple[tuple[object, ...], int]:
+    def failure_key(self, gang: Gang, kind: int) -> tuple[tuple[object, ...], int]:
         shape = gang.shape
         family = self._family.get(id(shape))
         if family is None:
@@ -433,15 +613,15 @@ class Pass:
             )
             family = self._family[id(shape)] = (asks, shape.cluster, shape.reservation)
         team = gang.team if self.tree.teams else NONE
-        return (family, kind, team, self.calendar.allowed(gang)), shape.asks[0].n_replicas
+        return (family, kind, team, self.calendar.allowed(gang), gang.datasets), shape.asks[0].n_replicas
 
     def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
-        key, n = self._key(gang, kind)
+        key, n = self.failure_key(gang, kind)
         return any(
             n >= failed_n and duration_s >= failed_s for failed_n, failed_s in self._failed.get(key, ())
         )
 
     def _remember(self, gang: Gang, kind: int, duration_s: float) -> None:
-        key, n = self._key(gang, kind)
+        key, n = self.failure_key(gang, kind)
         kept = [(m, s) for m, s in self._failed.get(key, ()) if m < n or s < duration_s]
         self._failed[key] = [*kept, (n, duration_s)]

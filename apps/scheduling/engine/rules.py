@@ -9,8 +9,10 @@ class Rules:
 
     quota: bool = True
     topology: bool = True
+    spread: bool = True
     power: bool = True
     reservation: bool = True
+    staging: bool = True
     priority: bool = True
     unhealthy: bool = True
     resources: bool = True

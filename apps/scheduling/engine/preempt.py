@@ -1,0 +1,564 @@
+"""Who gives way so that a job can start: elastic jobs lose replicas first, then jobs leave whole.
+
+Nothing is decided on paper. A set of victims is lifted off the calendar, the job is placed by all rules on what is
+then left, and only a set with which that succeeds is taken; then every victim that can be spared is put back, the
+dearest first, until none can. Candidates are looked at domain by domain: for every node, what the next replica there
+costs in lost work; for every domain, the cheapest nodes. The victims' price is the device time that is lost: since the
+last checkpoint, and for starting again.
+
+A victim has a lower priority, or borrows what the job's team is entitled to (a reclaim, which takes no team below its
+own). A job that would have to borrow itself takes nothing from a team that is within its entitlement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from apps.scheduling.engine.calendar import Held
+from apps.scheduling.engine.facts import NONE, Gang, IntArray, Placing, Running, Share
+from apps.scheduling.engine.frame import LEVELS
+from apps.scheduling.engine.kernels import charge_quota
+from apps.scheduling.engine.placement import Found, total_steps
+from apps.scheduling.engine.sizes import relative_rate, sizes_of
+from apps.scheduling.engine.state import Charge, charge_of
+from apps.scheduling.engine.units import FULL
+
+if TYPE_CHECKING:
+    from apps.scheduling.engine.planner import Pass
+
+_MOST_DOMAINS = 8  # domains that are tried in full; the cheapest by estimate come first
+_MOST_OPTIONS = 24  # victims of one node that are weighed against each other
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """Something that can be freed: a whole running job, or one replica of an elastic one."""
+
+    running: Running
+    replica: Share | None  # None: the whole job
+    charge: Charge
+    cost: float  # device-seconds lost
+    steps: dict[int, int]  # millionths of devices it gives back, by kind
+    is_surplus: bool  # a replica beyond the preferred size
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Cheapest first; among equals the lower priority, then whoever started last."""
+        gang = self.running.gang
+        return (self.replica is None, self.cost, gang.priority, -self.running.started_s, -gang.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What gives way, and the place that the job then has."""
+
+    kind: int
+    evicted: tuple[Running, ...]
+    shrunk: tuple[tuple[Running, Placing], ...]  # with what each keeps
+    cost: float
+
+
+class Preemptor:
+    """Finds victims for the jobs of one pass."""
+
+    def __init__(self, walk: Pass) -> None:
+        self.walk = walk
+        self._running = {r.gang.id: r for r in walk.snapshot.running}
+        self._items: list[Item] | None = None
+        self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
+        self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
+
+    # -- the question -------------------------------------------------------------------------------------------------
+
+    def make_room(self, gang: Gang) -> Room | None:
+        """The victims that cost least, with which this gang starts now; None if there are none.
+
+        The gang is of its least size already. Nothing is changed by asking.
+        """
+        walk = self.walk
+        best: Room | None = None
+        for kind in walk.kinds(gang.shape):
+            if not self._may_help(gang, kind):
+                continue
+            duration_s = walk.duration_s(gang, kind)
+            key, n = self._key(gang, kind)
+            if any(n >= m and duration_s >= s for m, s in self._failed.get(key, ())):
+                continue
+            room = self._on_kind(gang, kind, duration_s)
+            if room is None:
+                self._failed.setdefault(key, []).append((n, duration_s))
+            elif best is None or room.cost < best.cost:
+                best = room
+        return best
+
+    def carry_out(self, room: Room) -> None:
+        """Lift the victims for good."""
+        calendar = self.walk.calendar
+        for running in room.evicted:
+            held = calendar.held.pop(running.gang.id)
+            calendar.lift(held)
+            for one in held:
+                calendar.forget(one)
+            del self._running[running.gang.id]
+        for running, placing in room.shrunk:
+            calendar.lift(calendar.held[running.gang.id])
+            end_s = self.end_after(running, placing)
+            charge = charge_of(self.walk.frame, running.gang, placing)
+            calendar.hold_instead(running.gang.id, running.gang, charge, end_s)
+            del self._running[running.gang.id]  # one change a pass
+        self._items = None
+        self._failed.clear()
+
+    def end_after(self, running: Running, placing: Placing) -> float:
+        """When a running job that goes on with this placing is expected to end."""
+        gang, now_s = running.gang, self.walk.now_s
+        if gang.limit_s != inf or running.ends_s == inf:
+            return running.ends_s
+        before = relative_rate(gang, sizes_of(gang, running.placing))
+        after = relative_rate(gang, sizes_of(gang, placing))
+        return now_s + max(0.0, running.ends_s - now_s) * before / after
+
+    # -- candidates ---------------------------------------------------------------------------------------------------
+
+    def _key(self, gang: Gang, kind: int) -> tuple[tuple[object, ...], int]:
+        key, n = self.walk.failure_key(gang, kind)
+        return (*key, gang.priority, gang.team), n
+
+    def _may_help(self, gang: Gang, kind: int) -> bool:
+        return gang.priority > self._least_priority or self._may_reclaim(gang, kind)
+
+    def _may_reclaim(self, gang: Gang, kind: int) -> bool:
+        tree = self.walk.tree
+        return (
+            gang.team != NONE
+            and bool(tree.teams)
+            and bool(tree.limited[kind])
+            and int(tree.subtree[gang.team, kind]) >= total_steps(gang.shape)
+        )
+
+    def _all_items(self) -> list[Item]:
+        if self._items is None:
+            walk, policy = self.walk, self.walk.policy
+            self._items = []
+            for running in self._running.values():
+                gang = running.gang
+                if (
+                    running.is_leaving
+                    or not gang.preemptible
+                    or walk.now_s - running.started_s < policy.shield_s
+                ):
+                    continue
+                self._items.extend(self._replicas(running))
+                if policy.most_evictions is None or gang.n_evictions < policy.most_evictions:
+                    self._items.append(self._whole(running))
+            self._items.sort(key=lambda item: item.order)
+        return self._items
+
+    def _whole(self, running: Running) -> Item:
+        charge = self.walk.calendar.held[running.gang.id][0].charge
+        steps = dict(zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True))
+        return Item(running, None, charge, self.cost_of(running), steps, is_surplus=False)
+
+    def cost_of(self, running: Running) -> float:
+        """Device-seconds that are lost when this job leaves now."""
+        gang = running.gang
+        ran_s = max(0.0, self.walk.now_s - running.started_s)
+        lost_s = min(ran_s, running.at_risk_s) + (0.0 if gang.saving is None else gang.saving.restart_s)
+        sizes = sizes_of(gang, running.placing)
+        devices = sum(
+            n * (a.devices or a.share_steps / FULL) for n, a in zip(sizes, gang.shape.asks, strict=True)
+        )
+        return lost_s * devices
+
+    def _replicas(self, running: Running) -> list[Item]:
+        """Replicas that an elastic job can lose, those on nodes where it has fewest first."""
+        gang = running.gang
+        if not gang.is_elastic:
+            return []
+        items: list[Item] = []
+        sizes = sizes_of(gang, running.placing)
+        for g, ask in enumerate(gang.shape.asks):
+            spare = sizes[g] - ask.least
+            if spare <= 0:
+                continue
+            surplus = sizes[g] - ask.n_replicas
+            shares = sorted(
+                (s for s in running.placing if s.group == g), key=lambda s: (s.n_replicas, -s.node, s.devices)
+            )
+            for share in shares:
+                for one in _one_by_one(share, ask.devices):
+                    if not spare:
+                        break
+                    charge = charge_of(self.walk.frame, gang, (one,))
+                    steps = dict(zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True))
+                    items.append(Item(running, one, charge, 0.0, steps, is_surplus=surplus > 0))
+                    spare, surplus = spare - 1, surplus - 1
+        return items
+
+    def _eligible(self, gang: Gang, kind: int) -> list[Item]:
+        """What this gang may ask for at all; sets of them are judged by `_is_allowed`."""
+        reclaims = self._may_reclaim(gang, kind)
+        items = []
+        for item in self._all_items():
+            victim = item.running.gang
+            is_lower = victim.priority < gang.priority or (
+                item.is_surplus and victim.priority == gang.priority
+            )
+            if is_lower or (reclaims and self._borrows(gang, item, kind)):
+                items.append(item)
+        return items
+
+    def _borrows(self, gang: Gang, item: Item, kind: int) -> bool:
+        """Whether all that this would give back is borrowed, at every level under what both teams share."""
+        tree, use = self.walk.tree, self.walk.calendar.now.use
+        team, steps = item.running.gang.team, item.steps.get(kind, 0)
+        if team == NONE or not steps:
+            return False
+        levels = self._apart(team, gang.team)
+        return levels is not None and all(
+            int(use[t, kind]) - steps >= int(tree.subtree[t, kind]) for t in levels
+        )
+
+    def _apart(self, team: int, other: int) -> list[int] | None:
+        """The team and those above it that are not above the other; None where they share nothing, or are one."""
+        tree = self.walk.tree
+        above = tree.path(other)
+        mine = tree.path(team)
+        levels = [t for t in mine if t not in above]
+        return levels if levels and len(levels) < len(mine) else None
+
+    def _is_allowed(self, gang: Gang, kind: int, items: Sequence[Item]) -> bool:
+        """Whether the rules of quota let this gang take just these."""
+        tree = self.walk.tree
+        if gang.team == NONE or not tree.teams or not tree.limited[kind]:
+            return True  # nobody borrows: `_eligible` has looked at priorities
+        before = self.walk.calendar.now.use
+        after = before.copy()
+        largest: dict[int, int] = {}
+        for item in items:
+            team, steps = item.running.gang.team, item.steps.get(kind, 0)
+            if team != NONE and steps:
+                charge_quota(after, team, kind, -steps, tree.parents, tree.kept)
+                largest[team] = max(largest.get(team, 0), steps)
+        must_borrow = tree.borrows(after, gang.team, kind, total_steps(gang.shape))
+        for item in items:
+            victim = item.running.gang
+            if item.is_surplus and victim.priority <= gang.priority:
+                continue
+            if victim.priority < gang.priority:
+                if not must_borrow or victim.team == gang.team or victim.team == NONE:
+                    continue
+                at_its_turn = int(after[victim.team, kind]) + largest.get(victim.team, 0)
+                if at_its_turn <= int(tree.subtree[victim.team, kind]):
+                    return False
+            else:
+                levels = self._apart(victim.team, gang.team)
+                if must_borrow or levels is None:
+                    return False
+                if any(int(after[t, kind]) < int(tree.subtree[t, kind]) for t in levels):
+                    return False
+        return True
+
+    # -- trying -------------------------------------------------------------------------------------------------------
+
+    def _on_kind(self, gang: Gang, kind: int, duration_s: float) -> Room | None:
+        items = self._eligible(gang, kind)
+        if not items:
+            return None
+        trial = _Trial(self, gang, kind, duration_s)
+        everything = self._as_many_as_allowed(gang, kind, items)
+        all_do = trial.succeeds(everything)
+        if not all_do and len(everything) == len(items):
+            return None
+        best: tuple[float, list[Item]] | None = None
+        for estimate, _, chosen in self._by_domain(gang, kind, duration_s, items)[:_MOST_DOMAINS]:
+            if best is not None and estimate >= best[0] and estimate > 0:
+                break
+            full = chosen if trial.succeeds(chosen) else self._completed(trial, chosen, everything)
+            if full is None:
+                continue
+            pruned = trial.pruned(full)
+            cost = _cost(pruned)
+            if best is None or (cost, len(pruned)) < (best[0], len(best[1])):
+                best = cost, pruned
+        if best is None and all_do:
+            full = self._completed(trial, [], everything)
+            if full is None:
+                return None
+            pruned = trial.pruned(full)
+            best = _cost(pruned), pruned
+        if best is None:
+            return None
+        evicted, shrunk = _normal(best[1])
+        return Room(
+            kind,
+            tuple(item.running for item in evicted),
+            tuple((running, _without(running, replicas)) for running, replicas in shrunk),
+            best[0],
+        )
+
+    def _as_many_as_allowed(self, gang: Gang, kind: int, items: Sequence[Item]) -> list[Item]:
+        """The cheapest items first, as long as the rules of quota allow all of them together."""
+        if self._is_allowed(gang, kind, items):
+            return list(items)
+        chosen: list[Item] = []
+        for item in items:
+            if self._is_allowed(gang, kind, [*chosen, item]):
+                chosen.append(item)
+        return chosen
+
+    def _completed(self, trial: _Trial, chosen: list[Item], everything: list[Item]) -> list[Item] | None:
+        """The chosen, and as few of the cheapest others as will do."""
+        taken = set(map(id, chosen))
+        others = [item for item in everything if id(item) not in taken]
+        if not trial.succeeds([*chosen, *others]):
+            return None
+        low, high = 0, len(others)
+        while low < high:
+            middle = (low + high) // 2
+            if trial.succeeds([*chosen, *others[:middle]]):
+                high = middle
+            else:
+                low = middle + 1
+        return [*chosen, *others[:high]]
+
+    def _by_domain(
+        self, gang: Gang, kind: int, duration_s: float, items: Sequence[Item]
+    ) -> list[tuple[float, int, list[Item]]]:
+        """(estimated cost, level, items) for every domain that could be cleared, the cheapest first."""
+        if len(gang.shape.asks) != 1 or not gang.shape.asks[0].devices:
+            return []
+        walk, frame = self.walk, self.walk.frame
+        ask = gang.shape.asks[0]
+        floor = walk.calendar.floor_now(walk.now_s + duration_s)
+        usable = walk.may_use(gang) & frame.kind_mask[kind]
+        on_node: dict[int, list[tuple[int, Item]]] = {}
+        for item in items:
+            for node, whole in zip(item.charge.nodes.tolist(), item.charge.whole.tolist(), strict=True):
+                if whole and usable[node]:
+                    on_node.setdefault(node, []).append((whole, item))
+        curves: dict[int, list[tuple[float, tuple[Item, ...]]]] = {}
+        free = np.where(usable, np.maximum(floor.whole, 0), 0)
+        for node in np.flatnonzero(usable & (free >= ask.devices)).tolist():
+            on_node.setdefault(node, [])
+        for node, options in on_node.items():
+            curve = _curve(int(free[node]), int(frame.n_devices[node]), ask.devices, ask.n_replicas, options)
+            if curve:
+                curves[node] = curve
+        ranked: list[tuple[float, int, list[Item]]] = []
+        required = LEVELS.index(ask.required) if ask.required is not None else len(LEVELS)
+        if required == len(LEVELS) or frame.has_level[ask.required or "leaf"].any():
+            single = [
+                (sum(i.cost for i in curve[ask.n_replicas - 1][1]), 0, list(curve[ask.n_replicas - 1][1]))
+                for node, curve in sorted(curves.items())
+                if len(curve) >= ask.n_replicas
+                and (ask.required is None or frame.has_level[ask.required][node])
+            ]
+            ranked += sorted(single, key=lambda s: s[0])[: _MOST_DOMAINS * 2]
+        if ask.n_replicas > 1:
+            for depth in range(min(required, len(LEVELS) - 1) + 1):
+                ids: IntArray = frame.level[LEVELS[depth]]
+                inside: dict[int, list[int]] = {}
+                for node in sorted(curves):
+                    if ask.required is None or frame.has_level[ask.required][node]:
+                        inside.setdefault(int(ids[node]), []).append(node)
+                for nodes in inside.values():
+                    self._cheapest(nodes, curves, ask.n_replicas, depth + 1, ranked)
+            if required == len(LEVELS):
+                self._cheapest(sorted(curves), curves, ask.n_replicas, len(LEVELS) + 1, ranked)
+        ranked.sort(key=lambda r: (r[0], r[1]))
+        return ranked
+
+    def _cheapest(
+        self,
+        nodes: Sequence[int],
+        curves: dict[int, list[tuple[float, tuple[Item, ...]]]],
+        n: int,
+        level: int,
+        ranked: list[tuple[float, int, list[Item]]],
+    ) -> None:
+        """Put n replicas on the nodes where the next one costs least."""
+        if sum(len(curves[node]) for node in nodes) < n:
+            return
+        heap = [(curves[node][0][0], place, node, 0) for place, node in enumerate(nodes)]
+        heapify(heap)
+        taken: dict[int, int] = {}
+        for _ in range(n):
+            _, place, node, r = heappop(heap)
+            taken[node] = r + 1
+            if r + 1 < len(curves[node]):
+                heappush(heap, (curves[node][r + 1][0] - curves[node][r][0], place, node, r + 1))
+        chosen: dict[int, Item] = {}
+        for node, r in taken.items():
+            for item in curves[node][r - 1][1]:
+                chosen[id(item)] = item
+        ranked.append((sum(item.cost for item in chosen.values()), level, list(chosen.values())))
+
+
+class _Trial:
+    """Whether a gang starts once certain victims are gone."""
+
+    def __init__(self, preemptor: Preemptor, gang: Gang, kind: int, duration_s: float) -> None:
+        self.preemptor, self.gang, self.kind, self.duration_s = preemptor, gang, kind, duration_s
+
+    def succeeds(self, items: Sequence[Item]) -> bool:
+        if not self.preemptor._is_allowed(self.gang, self.kind, items):
+            return False
+        walk = self.preemptor.walk
+        calendar = walk.calendar
+        evicted, shrunk = _normal(items)
+        lifted = [held for item in evicted for held in calendar.held[item.running.gang.id]]
+        put: list[Held] = []
+        late: list[tuple[Held, float]] = []
+        for running, replicas in shrunk:
+            keeps = _without(running, replicas)
+            if not _is_spread(walk, running.gang, keeps):
+                return False
+            for held in calendar.held[running.gang.id]:
+                lifted.append(held)
+            charge = charge_of(walk.frame, running.gang, keeps)
+            end_s = self.preemptor.end_after(running, keeps)
+            rest = Held(charge, calendar.held[running.gang.id][0].bookings, end_s, NONE)
+            put.append(rest)
+            if end_s > running.ends_s:
+                late.append((rest, running.ends_s))
+        calendar.lift(lifted)
+        calendar.lift(put, 1)
+        try:
+            if any(calendar.overdrawn(rest.charge.nodes, since_s, rest.end_s) for rest, since_s in late):
+                return False
+            found: Found | None = walk.fit(self.gang, self.kind, calendar.now, self.duration_s, named=False)
+            return found is not None
+        finally:
+            calendar.lift(put)
+            calendar.lift(lifted, 1)
+
+    def pruned(self, items: Sequence[Item]) -> list[Item]:
+        """What is left when every victim that can be spared is put back, the dearest first."""
+        kept = sorted(items, key=lambda item: item.order)
+        for item in sorted(items, key=lambda item: item.order, reverse=True):
+            fewer = [other for other in kept if other is not item]
+            if self.succeeds(fewer):
+                kept = fewer
+        return kept
+
+
+def _cost(items: Iterable[Item]) -> float:
+    return sum(item.cost for item in items)
+
+
+def _normal(items: Sequence[Item]) -> tuple[list[Item], list[tuple[Running, list[Share]]]]:
+    """Jobs that leave whole; and those that only shrink, with the replicas they lose."""
+    whole = {item.running.gang.id: item for item in items if item.replica is None}
+    losing: dict[int, tuple[Running, list[Share]]] = {}
+    for item in items:
+        if item.replica is not None and item.running.gang.id not in whole:
+            losing.setdefault(item.running.gang.id, (item.running, []))[1].append(item.replica)
+    return list(whole.values()), list(losing.values())
+
+
+def _one_by_one(share: Share, devices: int) -> list[Share]:
+    """The replicas of a share, each on its own; the last devices first."""
+    n = share.n_replicas
+    if not share.devices:
+        return [Share(share.group, share.node, 1, (), share.share_steps)] * n
+    if devices:
+        return [
+            Share(
+                share.group, share.node, 1, share.devices[i * devices : (i + 1) * devices], share.share_steps
+            )
+            for i in range(n - 1, -1, -1)
+        ]
+    return [Share(share.group, share.node, 1, share.devices, share.share_steps // n)] * n
+
+
+def _without(running: Running, replicas: Sequence[Share]) -> Placing:
+    """A placing without some of its replicas."""
+    kept = []
+    for share in running.placing:
+        gone = [
+            r
+            for r in replicas
+            if r.group == share.group
+            and r.node == share.node
+            and (not r.devices or set(r.devices) <= set(share.devices))
+        ]
+        if not gone:
+            kept.append(share)
+            continue
+        left = share.n_replicas - len(gone)
+        if left <= 0:
+            continue
+        if share.devices and gone[0].share_steps == share.share_steps:
+            lost = {d for r in gone for d in r.devices}
+            devices = tuple(d for d in share.devices if d not in lost)
+            kept.append(Share(share.group, share.node, left, devices, share.share_steps))
+        else:
+            steps = share.share_steps * left // share.n_replicas if share.devices else share.share_steps
+            kept.append(Share(share.group, share.node, left, share.devices, steps))
+    return tuple(kept)
+
+
+def _is_spread(walk: Pass, gang: Gang, placing: Placing) -> bool:
+    """Whether what is left after shrinking still lies as far apart as the job asks."""
+    for g, ask in enumerate(gang.shape.asks):
+        if ask.spread is None or ask.spread.max_skew is None:
+            continue
+        ids = walk.frame.domain_ids(ask.spread.over)
+        able = walk.snapshot.is_usable & np.isin(
+            walk.frame.kind, list(ask.kinds or range(len(walk.frame.kinds)))
+        )
+        counts = dict.fromkeys(np.unique(ids[able & (ids != NONE)]).tolist(), 0)
+        for share in placing:
+            if share.group == g:
+                domain = int(ids[share.node])
+                counts[domain] = counts.get(domain, 0) + share.n_replicas
+        if counts and max(counts.values()) - min(counts.values()) > ask.spread.max_skew:
+            return False
+    return True
+
+
+def _curve(
+    free: int, capacity: int, devices: int, n: int, options: Sequence[tuple[int, Item]]
+) -> list[tuple[float, tuple[Item, ...]]]:
+    """What 1, 2, ... replicas on a node cost at the least, and what gives way for them.
+
+    Args:
+        options: (devices on this node, item). An item that holds more elsewhere counts here with its part.
+    """
+    most = min(n, capacity // devices)
+    need = max(0, most * devices - free)
+    best: list[tuple[float, int, tuple[Item, ...]] | None] = [None] * (need + 1)
+    best[0] = (0.0, 0, ())
+    for whole, item in options[:_MOST_OPTIONS]:
+        everywhere = int(item.charge.whole.sum())
+        part = item.cost * whole / everywhere if everywhere else item.cost
+        for have in range(need, -1, -1):
+            at = best[have]
+            if at is None:
+                continue
+            to = min(need, have + whole)
+            if to == have:
+                continue
+            there = best[to]
+            cost = at[0] + part
+            if there is None or (cost, at[1] + 1) < (there[0], there[1]):
+                best[to] = (cost, at[1] + 1, (*at[2], item))
+    # What frees more frees as much.
+    for have in range(need - 1, -1, -1):
+        above, here = best[have + 1], best[have]
+        if above is not None and (here is None or above[:2] < here[:2]):
+            best[have] = above
+    curve = []
+    for r in range(1, most + 1):
+        at = best[max(0, r * devices - free)]
+        if at is None:
+            break
+        curve.append((at[0], at[2]))
+    return curve

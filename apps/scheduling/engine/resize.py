@@ -1,0 +1,153 @@
+"""Growing elastic jobs into what is left over when everything that waits has been looked at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from apps.scheduling.engine.facts import BoolArray, IntArray, Placing, Resize, Running, Shape, Share
+from apps.scheduling.engine.frame import LEVELS
+from apps.scheduling.engine.placement import Found
+from apps.scheduling.engine.sizes import relative_rate, sizes_of
+from apps.scheduling.engine.state import charge_of
+
+if TYPE_CHECKING:
+    from apps.scheduling.engine.planner import Pass
+
+
+def grow(walk: Pass) -> None:
+    """Give running elastic jobs more replicas, up to their most: those furthest below their preferred size first.
+
+    Every rule holds at every instant until the job ends, promises to waiting jobs among them. A job that got its size
+    less than the dwell time ago keeps it.
+    """
+    candidates: list[tuple[tuple[object, ...], Running]] = []
+    for running in walk.snapshot.running:
+        gang = running.gang
+        if not gang.is_elastic or running.is_leaving or gang.id in walk.gone:
+            continue
+        sizes = sizes_of(gang, running.placing)
+        if all(n >= ask.most for n, ask in zip(sizes, gang.shape.asks, strict=True)):
+            continue
+        ready_s = max(running.sized_s, running.started_s) + walk.policy.resize_dwell_s
+        if ready_s > walk.now_s:
+            walk.boundary_s = min(walk.boundary_s, ready_s)
+            continue
+        candidates.append(
+            ((-gang.priority, relative_rate(gang, sizes), gang.submitted_s, gang.sequence), running)
+        )
+    for _, running in sorted(candidates, key=lambda c: c[0]):
+        _grow_one(walk, running)
+
+
+def _grow_one(walk: Pass, running: Running) -> None:
+    gang, placing = running.gang, running.placing
+    for g, ask in enumerate(gang.shape.asks):
+        room = ask.most - sum(share.n_replicas for share in placing if share.group == g)
+        if room > 0:
+            more = _more(walk, running, placing, g, room)
+            if more is not None:
+                placing = _merged(placing, more, g, bool(ask.share_steps))
+    if placing == running.placing:
+        return
+    before = relative_rate(gang, sizes_of(gang, running.placing))
+    after = relative_rate(gang, sizes_of(gang, placing))
+    if after <= before:
+        return  # more replicas would bring nothing
+    end_s = running.ends_s
+    if gang.limit_s == inf and end_s != inf:
+        end_s = walk.now_s + max(0.0, end_s - walk.now_s) * before / after
+    for held in walk.calendar.held[gang.id]:
+        walk.calendar.lift([held])
+    walk.calendar.hold_instead(gang.id, gang, charge_of(walk.frame, gang, placing), end_s)
+    walk.resizes.append(Resize(gang.id, placing, None, end_s))
+    walk.gone.add(gang.id)
+
+
+def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int) -> Found | None:
+    """The largest number of further replicas of a group that has a place, near those that run."""
+    gang = running.gang
+    nodes = np.array(sorted({share.node for share in placing}), dtype=np.int64)
+    mine = [share.node for share in placing if share.group == g] or nodes.tolist()
+    kind = int(walk.frame.kind[mine[0]])
+    ask = gang.shape.asks[g]
+    already = np.zeros(walk.frame.n_nodes, dtype=np.int64)
+    for share in placing:
+        if share.group == g:
+            already[share.node] += share.n_replicas
+    duration_s = inf if running.ends_s == inf else max(running.ends_s, walk.now_s + 1.0) - walk.now_s
+    cluster = int(walk.frame.cluster[mine[0]])
+    same_cluster = walk.frame.cluster == cluster
+    for within in _nearest_first(walk, nodes, ask.required):
+        low, high, best = 0, room, None
+        while low < high:
+            middle = (low + high + 1) // 2
+            one = Shape(
+                (walk.sizer.alone(ask, middle),),
+                cluster=gang.shape.cluster,
+                reservation=gang.shape.reservation,
+            )
+            found = walk.fit(
+                walk.sizer.with_shape(gang, one),
+                kind,
+                walk.calendar.now,
+                duration_s,
+                named=True,
+                hold_s=walk.policy.staging_hold_s,
+                within=within & same_cluster,
+                already=already,
+            )
+            if found is None:
+                high = middle - 1
+            else:
+                low, best = middle, found
+        if best is not None:
+            return best
+    return None
+
+
+def _nearest_first(walk: Pass, nodes: IntArray, required: str | None) -> list[BoolArray]:
+    """Nodes in the narrowest domain that holds all of the job, then in the next wider; as far as it may go."""
+    masks: list[BoolArray] = []
+    for level in LEVELS:
+        ids = walk.frame.level[level]
+        mine = np.unique(ids[nodes])
+        if len(mine) == 1:
+            masks.append(ids == mine[0])
+        if required == level:
+            return masks[-1:] if len(mine) == 1 else []
+    return [*masks, np.ones(walk.frame.n_nodes, dtype=bool)]
+
+
+def _merged(placing: Placing, more: Found, g: int, is_fraction: bool) -> Placing:
+    """A placing with further replicas of group g; whole devices of one node make one share."""
+    extra = [Share(g, s.node, s.n_replicas, s.devices, s.share_steps) for s in more.placing]
+    grouped: dict[tuple[int, int], list[Share]] = defaultdict(list)
+    for share in (*placing, *extra):
+        grouped[share.group, share.node].append(share)
+    merged: list[Share] = []
+    for (group, node), shares in grouped.items():
+        if is_fraction:
+            others: dict[tuple[int, int, tuple[int, ...]], Share] = {}
+            for s in shares:
+                key = (group, node, s.devices)
+                before = others.get(key)
+                others[key] = (
+                    s
+                    if before is None
+                    else Share(
+                        group,
+                        node,
+                        before.n_replicas + s.n_replicas,
+                        s.devices,
+                        before.share_steps + s.share_steps,
+                    )
+                )
+            merged.extend(others.values())
+            continue
+        devices = tuple(sorted(d for s in shares for d in s.devices))
+        merged.append(Share(group, node, sum(s.n_replicas for s in shares), devices, shares[0].share_steps))
+    return tuple(sorted(merged, key=lambda s: (s.group, s.node, s.devices)))

@@ -1,0 +1,102 @@
+"""Elastic gangs at one of their sizes: a shape with other numbers of replicas, and how fast it then gets on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from apps.scheduling.engine.facts import Ask, Gang, Placing, Shape
+
+Sizes = tuple[int, ...]  # replicas of each group
+
+
+def preferred_sizes(gang: Gang) -> Sizes:
+    """Replicas of each group at which it is to run."""
+    return tuple(ask.n_replicas for ask in gang.shape.asks)
+
+
+def least_sizes(gang: Gang) -> Sizes:
+    """Replicas of each group below which it does not run."""
+    return tuple(ask.least for ask in gang.shape.asks)
+
+
+def sizes_of(gang: Gang, placing: Placing) -> Sizes:
+    """Replicas of each group in a placing."""
+    counts = [0] * len(gang.shape.asks)
+    for share in placing:
+        counts[share.group] += share.n_replicas
+    return tuple(counts)
+
+
+def relative_rate(gang: Gang, sizes: Sequence[int]) -> float:
+    """Throughput at these sizes, relative to the preferred ones: the group that is shortest sets the pace.
+
+    In proportion to the replicas, or along the points that the job declares (straight between them; beyond the last
+    one more replicas bring nothing).
+    """
+    if not gang.is_elastic:
+        return 1.0
+    share = min(
+        n / ask.n_replicas for n, ask in zip(sizes, gang.shape.asks, strict=True) if ask.least != ask.most
+    )
+    if not gang.scaling:
+        return share
+    n = min(n for n, ask in zip(sizes, gang.shape.asks, strict=True) if ask.least != ask.most)
+    return rate_at(gang.scaling, n)
+
+
+def rate_at(points: Sequence[tuple[int, float]], n: int) -> float:
+    """Declared throughput at n replicas, from (replicas, throughput) in rising order."""
+    first_n, first_rate = points[0]
+    if n <= first_n:
+        return first_rate * n / first_n
+    for (low_n, low), (high_n, high) in pairwise(points):
+        if n <= high_n:
+            return low + (high - low) * (n - low_n) / (high_n - low_n)
+    return points[-1][1]
+
+
+class Sizer:
+    """Gangs of other sizes; each shape and size is built once, since failures are remembered by identity."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[int, Sizes], Shape] = {}
+        self._kept: list[Shape] = []  # what is known by its identity must not go away
+
+    def at(self, gang: Gang, sizes: Sizes) -> Gang:
+        """The gang as if these were its preferred sizes, and fixed; fewer replicas take longer for its work."""
+        shape = gang.shape
+        if not gang.is_elastic and sizes == preferred_sizes(gang):
+            return gang
+        key = (id(shape), sizes)
+        if key not in self._shapes:
+            asks = tuple(
+                replace(ask, n_replicas=n, n_min=None, n_max=None)
+                for ask, n in zip(shape.asks, sizes, strict=True)
+            )
+            self._shapes[key] = replace(shape, asks=asks)
+            self._kept.append(shape)
+        rate = relative_rate(gang, sizes)
+        return replace(gang, shape=self._shapes[key], work_s=gang.work_s / rate if rate else gang.work_s)
+
+    def alone(self, ask: Ask, n: int) -> Ask:
+        """One group's ask at a fixed number of replicas."""
+        return replace(ask, n_replicas=n, n_min=None, n_max=None)
+
+    def with_shape(self, gang: Gang, shape: Shape) -> Gang:
+        """The gang with another shape, which stays known as long as the pass."""
+        self._kept.append(shape)
+        return replace(gang, shape=shape)
+
+    def insisting(self, gang: Gang) -> Gang:
+        """The gang as if the domain that it prefers were required, where it is willing to wait for that."""
+        key = (id(gang.shape), ())
+        if key not in self._shapes:
+            asks = tuple(
+                replace(ask, required=ask.preferred, preferred=None)
+                if ask.preferred and ask.max_wait_s
+                else ask
+                for ask in gang.shape.asks
+            )
+            self._shapes[key] = replace(gang.shape, asks=asks)
+            self._kept.append(gang.shape)
+        return replace(gang, shape=self._shapes[key])
