@@ -1,0 +1,166 @@
+"""Pollux's workloads: 160 jobs in 8 hours on 16 nodes of 4 T4, with measured profiles, and the authors' results.
+
+Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from apps.simulation.replay.goodput import Application, read_steps, read_trainings
+from apps.simulation.replay.training import (
+    EXACT,
+    KNOWS,
+    BadTrace,
+    Cluster,
+    NodeKind,
+    Replay,
+    Run,
+    TrainingJob,
+    first,
+)
+
+LOADS: Final = ("0.5", "1.0", "1.5", "2.0", "realistic")
+PLACEMENTS, SCALABILITY = "profile-placements.csv.gz", "profile-scalability.csv.gz"
+VALIDATION, REFERENCE = "profile-validation.csv.gz", "reference-jct-summary.csv"
+N_NODES, PER_NODE = 16, 4
+RESTART_S: Final = 30.0  # whenever a job's placement changes, its first included
+MOST_LOCAL: Final = {"yolov3": 8}  # images that fit a T4, where the profile goes further
+
+
+def file_of(load: str) -> str:
+    """Name of a load's file."""
+    return f"load-{load}.csv.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job as the workload file tells it."""
+
+    workload: str
+    name: str
+    submit_s: float
+    application: str
+    n_gpus: int
+    batch: int
+
+
+def read_requests(lines: Iterable[str]) -> dict[str, list[Request]]:
+    """Jobs by workload, in the order of the file."""
+    workloads: dict[str, list[Request]] = defaultdict(list)
+    for line, row in enumerate(csv.DictReader(lines), 2):
+        try:
+            request = Request(
+                row["workload"],
+                row["name"],
+                float(row["time"]),
+                row["application"],
+                int(row["num_replicas"]),
+                int(row["batch_size"]),
+            )
+        except (TypeError, ValueError) as error:
+            raise BadTrace(f"line {line}: {error}") from None
+        workloads[request.workload].append(request)
+    return dict(workloads)
+
+
+def chosen(workloads: Mapping[str, list[Request]], wanted: int | None) -> Mapping[str, list[Request]]:
+    """All workloads, or the one with that number."""
+    if wanted is None:
+        return workloads
+    name = f"workload-{wanted}"
+    if name not in workloads:
+        raise BadTrace(f"there is no {name}")
+    return {name: workloads[name]}
+
+
+def applications(
+    validation: Iterable[str], placements: Iterable[str], scalability: Iterable[str]
+) -> dict[str, Application]:
+    """Every profiled application."""
+    steps = read_steps(placements, scalability)
+    return {
+        name: Application(training, steps.get((name, ""), {}), PER_NODE, MOST_LOCAL.get(name))
+        for name, training in read_trainings(validation).items()
+    }
+
+
+def job_of(
+    request: Request, applications: Mapping[str, Application], *, elastic: bool, most: int
+) -> TrainingJob:
+    """Rigid: as many devices and as large a batch as asked for. Elastic: as many as the profile makes use of."""
+    application = applications.get(request.application)
+    if application is None:
+        raise BadTrace(f"{request.name}: there is no profile of {request.application}")
+    work_s = (
+        application.reach_s(request.n_gpus) if elastic else application.time_s(request.n_gpus, request.batch)
+    )
+    if work_s is None:
+        raise BadTrace(f"{request.name}: has no profile on {request.n_gpus} devices, batch {request.batch}")
+    return TrainingJob(
+        request.name,
+        request.submit_s,
+        request.n_gpus,
+        round(work_s + RESTART_S, 3),
+        restart_s=RESTART_S,
+        elastic=application.elastic(request.n_gpus, most) if elastic else None,
+    )
+
+
+def read_reference(lines: Iterable[str], load: str, workloads: Iterable[str]) -> dict[str, dict[str, float]]:
+    """The authors' mean completion times in s: by policy, then by workload, with their mean."""
+    wanted = set(workloads) | {"mean-of-8"}
+    told: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(lines):
+        if row["load"] == load and row["workload"] in wanted:
+            told.setdefault(row["policy"], {})[row["workload"]] = float(row["avg_jct_s"])
+    return told
+
+
+def replay_of(
+    requests: Mapping[str, list[Request]],
+    applications: Mapping[str, Application],
+    *,
+    load: str,
+    elastic: bool,
+    limit: int | None,
+    reference: dict[str, Any] | None = None,
+) -> Replay:
+    """Each workload by itself on the published cluster."""
+    cluster = Cluster((NodeKind("t4", N_NODES, PER_NODE, "T4"),), speed={"T4": 1.0})
+    runs = tuple(
+        Run(
+            name,
+            cluster,
+            first((job_of(row, applications, elastic=elastic, most=cluster.n_gpus) for row in rows), limit),
+        )
+        for name, rows in requests.items()
+    )
+    how = (
+        (
+            "Elastic: from 1 device to as many as the profile makes use of, the user's number preferred; the best "
+            "batch size for each number and epoch is known beforehand (Pollux learns it as the job runs).",
+            "Between measured numbers of devices the rate is in proportion; devices that add nothing count as idle.",
+            f"A job's work is safe every 60 s; each new placement costs {RESTART_S:g} s, as published.",
+        )
+        if elastic
+        else (
+            "Rigid: the number of GPUs and the batch size that the user asked for, as Tiresias runs them.",
+            f"The first start costs {RESTART_S:g} s, as published; a job keeps its placement to the end.",
+        )
+    )
+    return Replay(
+        told={"trace": "pollux", "load": load, "elastic": elastic},
+        runs=runs,
+        reference=reference if limit is None else None,
+        protocol=(
+            f"{cluster.n_gpus} GPUs in nodes of {PER_NODE}, as published. {EXACT} Published: once every 60 s.",
+            *how,
+            "Times of a step are those measured with the devices packed on as few nodes as possible, wherever the job "
+            "lies; the published simulator slows a job that is spread out.",
+            KNOWS + " Tiresias knows none, Pollux and Optimus estimate it.",
+            *(() if limit is None else ("No reference: not all jobs were played.",)),
+        ),
+    )
