@@ -80,6 +80,10 @@ class Job(models.Model):
     n_node_losses = models.PositiveIntegerField(default=0)
     retry_at = models.DateTimeField(null=True, blank=True, help_text="Not tried again before.")
     version = models.PositiveIntegerField(default=1)
+    # By a trigger, whoever writes the row: a reader that remembers the queue asks for what changed since it looked.
+    transaction_id = models.BigIntegerField(
+        default=0, editable=False, help_text="The transaction that changed it last; a trigger writes it."
+    )
 
     class Meta:
         constraints = [
@@ -110,6 +114,7 @@ class Job(models.Model):
             models.Index(
                 fields=["name", "id"], name="job_by_name", opclasses=["varchar_pattern_ops", "int8_ops"]
             ),
+            models.Index(fields=["transaction_id"], name="job_by_transaction"),
         ]
 
     def __str__(self) -> str:

@@ -1,24 +1,28 @@
 """Reads everything a pass looks at, as of one instant, into plain values for the engine.
 
-One repeatable-read transaction and a dozen queries, without model objects. What cannot have changed is not read
-again: a process remembers the facility, each job by its version, and each allocation's placing.
+One repeatable-read transaction and some twenty queries, without model objects. A process remembers the last picture
+it took, and with it PostgreSQL's own snapshot: which transactions the picture contains. The next picture is the last
+one and the rows written by transactions that it does not contain: jobs say which transaction changed them last
+(`Job.transaction_id`, by a trigger, whoever writes); of nodes and open allocations PostgreSQL itself knows (`xmin`).
+Nothing depends on messages, and another process remembers for itself. In doubt (another server, a restart, an emptied
+table, somebody's open transaction, a number of rows that does not add up, an error half way) all is read anew.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from math import inf, log
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from django.db import connection, transaction
 
 from apps.inventory.models import Health
 from apps.jobs import intake
-from apps.jobs.lifecycle import ENDED, State
+from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Desired
 from apps.jobs.spec import SHARE_STEPS, Asks, JobRequest
 from apps.reservations.selectors import windows
@@ -28,7 +32,9 @@ from apps.scheduling.engine.facts import (
     Booking,
     Domain,
     Facility,
+    FloatArray,
     Gang,
+    IntArray,
     Kind,
     Placing,
     Policy,
@@ -91,13 +97,19 @@ def take_snapshot(at: datetime, *, candidates: Sequence[JobRequest] = ()) -> Tak
     with _memory.lock, transaction.atomic(), connection.cursor() as cursor:
         if not is_nested:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        return _Reader(cursor, _memory, at).read(candidates)
+        try:
+            return _Reader(cursor, _memory, at).read(candidates, may_trust=not is_nested)
+        except BaseException:
+            # Half a picture is remembered: the next one starts from nothing.
+            _memory.forget()
+            raise
 
 
 def read_facility(at: datetime) -> tuple[Facility, tuple[Team, ...], "Names"]:
     """The facility and the teams alone, for proofs about the empty facility."""
-    with _memory.lock, transaction.atomic(), connection.cursor() as cursor:
-        reader = _Reader(cursor, _memory, at)
+    # Not what the pictures remember: this may run inside a transaction that is rolled back.
+    with _proofs.lock, transaction.atomic(), connection.cursor() as cursor:
+        reader = _Reader(cursor, _proofs, at)
         reader.read_facility()
         reader.read_teams()
         return reader.facility, tuple(reader.teams), reader.names()
@@ -193,39 +205,102 @@ class Names:
         )
 
 
+class _Kept(NamedTuple):
+    """A job as it was read."""
+
+    stamp: tuple[int, int]  # its version, and the transaction that changed it last
+    gang: Gang
+    shape_key: str
+    reservation: str | None  # that it names; positions of bookings move with the windows
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An open allocation as it was read."""
+
+    id: int
+    bound_s: float
+    grace_s: float
+    running: Running
+    devices: tuple[tuple[int, float], ...]  # what it holds: (kind, devices)
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """What the open allocations hold, as columns; `owner` is a position in the first three."""
+
+    running: tuple[Running, ...]
+    ends_s: FloatArray
+    bound_s: FloatArray
+    owner: IntArray
+    team: IntArray
+    kind: IntArray
+    devices: FloatArray
+
+
 class _Memory:
     """What a process remembers between snapshots. Positions are good for one set of kinds, nodes and teams."""
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.facility_rows: tuple[Any, ...] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Everything."""
+        self.facility_rows: tuple[list[Row], list[Row], list[Row]] | None = None
         self.facility: Facility | None = None
+        self.node_at: dict[int, int] = {}
+        self.node_positions: list[Row] = []
+        self.node_states: list[tuple[str, float | None]] = []
         self.clear(())
 
     def clear(self, positions: tuple[Any, ...]) -> None:
+        """All that was said in positions."""
         self.positions = positions
         self.shapes: dict[str, Shape] = {}
-        self.gangs: dict[int, tuple[int, Gang]] = {}
-        self.placings: dict[int, Placing] = {}
+        # The rows of which transactions all that follows is made of; None: of nobody knows which.
+        self.seen: str | None = None
+        self.seen_below = 0
+        self.server: tuple[Any, ...] = ()
+        self.jobs: dict[int, _Kept] = {}  # that wait or hold something
+        self.dependent: frozenset[int] = frozenset()  # waiting jobs that wait for others
+        self.booked: set[int] = set()  # jobs that name a reservation
+        # These two are never changed but replaced: who was given the last picture keeps it as it is.
+        self.queue: Mapping[int, Gang] = {}  # those that wait, by id, ascending
+        self.held: Mapping[int, _Held] = {}  # open allocations by job id, ascending
+        self.columns: _Columns | None = None  # of `held`
 
 
 _memory = _Memory()
+_proofs = _Memory()
 
 
 def forget() -> None:
     """Remember nothing: another database is behind the connection now."""
-    with _memory.lock:
-        _memory.facility_rows = _memory.facility = None
-        _memory.clear(())
+    for memory in (_memory, _proofs):
+        with memory.lock:
+            memory.forget()
 
 
 _GANG_COLUMNS: Final = """
-    job.id, job.version, job.name, job.shape, job.team_id, job.user_id, job.priority,
+    job.id, job.version, job.transaction_id, job.state, job.name, job.shape, job.team_id, job.user_id, job.priority,
     extract(epoch FROM job.submitted_at)::float8, job.time_limit_s, job.runtime_s, job.ran_s, job.lost_s,
     extract(epoch FROM job.not_before_at)::float8, extract(epoch FROM job.retry_at)::float8,
     extract(epoch FROM job.deadline_at)::float8, job.is_held, job.array_id, arr.max_running,
     job.spec->>'reservation', job.spec->>'preemptible' IS DISTINCT FROM 'false'
 """
+_GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
+_ALLOCATION_COLUMNS: Final = """
+    id, job_id, extract(epoch FROM bound_at)::float8, extract(epoch FROM observed_started_at)::float8,
+    desired_state, desired_power_cap_share, grace_s
+"""
+_NODE_COLUMNS: Final = """
+    id, name, accelerator_type_id, n_devices, cpus, memory_gib, scale_up_id, leaf_id, power_id, cooling_id, storage_id,
+    idle_w, speed, cluster_id, health, extract(epoch FROM cooldown_until_at)::float8
+"""
+_N_STATIC: Final = 14  # so many of them are the node as built
+# Whether the transaction that wrote a row version is that one or a later one, or so old that nobody can tell.
+_WRITTEN_SINCE: Final = "(xmin::text::bigint - %s + 4294967296) %% 4294967296 < 2147483648"
 
 
 class _Reader:
@@ -235,36 +310,49 @@ class _Reader:
         self.cursor, self.memory, self.at, self.at_s = cursor, memory, at, seconds(at)
         self.policy = Policy()
         self.bookings: tuple[Booking, ...] = ()
-        self._over: dict[int, str] = {}  # by job, the reservation it names and that has no window any more
+        self._booking_at: dict[str, int] = {}
 
     def rows(self, query: str, *parameters: Any) -> list[Row]:
         self.cursor.execute(query, parameters)
         found: list[Row] = self.cursor.fetchall()
         return found
 
-    def read(self, candidates: Sequence[JobRequest]) -> Taken:
-        ((seen, seen_below),) = self.rows(
-            "SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+    def read(self, candidates: Sequence[JobRequest], *, may_trust: bool) -> Taken:
+        """Read it.
+
+        Args:
+            may_trust: Whether what is remembered may be built on, and this picture be remembered: False inside a
+                transaction of the caller's, whose rows may yet be rolled back.
+        """
+        ((seen, seen_below, *server),) = self.rows(
+            "SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,"
+            # A restart may have lost what was just committed, and an emptied table gets a new file.
+            " current_database(), pg_postmaster_start_time(), pg_relation_filenode('jobs_job'),"
+            " pg_relation_filenode('jobs_allocation')"
         )
+        memory = self.memory
+        if not may_trust or memory.server != tuple(server) or seen_below < memory.seen_below:
+            memory.seen = None
         self.policy = current_policy()
         self.read_facility()
         self.read_teams()
         self.read_bookings()
-        running, placing_of = self.read_running()
-        waiting, never_satisfied, left_out = self.read_queue()
-        use_since = self.read_use(running)
-        names = self.names()
-        preview = [
-            replace(names.gang_of(request, at_s=self.at_s), id=PREVIEW_ID - number, sequence=2**62 + number)
-            for number, request in enumerate(candidates)
-        ]
+        changed = None if memory.seen is None else self._read_changed_jobs()
+        self._read_jobs(changed)
+        self._read_allocations(changed)
+        waiting, never_satisfied, left_out = self.read_queue(changed)
+        running = self.running()
+        use_since = self.read_use()
+        memory.seen = seen if may_trust else None
+        memory.seen_below, memory.server = seen_below, tuple(server)
+        gangs = memory.queue
         snapshot = Snapshot(
             now_s=self.at_s,
             facility=self.facility,
             is_usable=self.is_usable,
             is_failed=self.is_failed,
-            running=tuple(running),
-            queue=(*waiting, *preview),
+            running=running,
+            queue=(*waiting, *self._candidates(candidates)),
             teams=tuple(self.teams),
             bookings=self.bookings,
             quota_is_checked=bool(self.teams),
@@ -283,9 +371,18 @@ class _Reader:
             never_satisfied=never_satisfied,
             left_out=left_out,
             use_since=use_since,
-            gangs={gang.id: gang for gang in waiting},
-            placing_of=placing_of,
+            gangs=gangs,
+            placing_of={job_id: held.running.placing for job_id, held in memory.held.items()},
         )
+
+    def _candidates(self, candidates: Sequence[JobRequest]) -> list[Gang]:
+        if not candidates:
+            return []
+        names = self.names()
+        return [
+            replace(names.gang_of(request, at_s=self.at_s), id=PREVIEW_ID - number, sequence=2**62 + number)
+            for number, request in enumerate(candidates)
+        ]
 
     # The facility
 
@@ -299,37 +396,49 @@ class _Reader:
             " LEFT JOIN power_powerlimit power ON power.domain_id = domain.id ORDER BY domain.id"
         )
         self.clusters = self.rows("SELECT id, name, backend, is_enabled FROM inventory_cluster ORDER BY id")
-        nodes = self.rows(
-            "SELECT id, name, accelerator_type_id, n_devices, cpus, memory_gib, scale_up_id, leaf_id, power_id,"
-            " cooling_id, storage_id, idle_w, speed, cluster_id FROM inventory_node ORDER BY id"
-        )
-        states = self.rows(
-            "SELECT health, extract(epoch FROM cooldown_until_at)::float8 FROM inventory_node ORDER BY id"
-        )
+        nodes = self._read_nodes()
+        memory = self.memory
         # Rows that are equal give the same Facility object: what the engine derived from it stays good.
-        if self.memory.facility is None or self.memory.facility_rows != (kinds, domains, nodes):
-            self.memory.facility = _facility(kinds, domains, nodes)
-            self.memory.facility_rows = (kinds, domains, nodes)
-        self.facility = self.memory.facility
-        self.node_at = {row[0]: position for position, row in enumerate(nodes)}
-        enabled = {row[0] for row in self.clusters if row[3]}
-        self.is_usable = np.fromiter(
-            (
-                health == Health.HEALTHY and (until is None or until <= self.at_s) and node[13] in enabled
-                for node, (health, until) in zip(nodes, states, strict=True)
-            ),
-            dtype=np.bool_,
-            count=len(nodes),
+        if memory.facility is None or memory.facility_rows != (kinds, domains, nodes):
+            memory.facility = _facility(kinds, domains, nodes)
+            memory.facility_rows = (kinds, domains, nodes)
+            memory.node_positions = [(row[0], row[2], row[13]) for row in nodes]
+        self.facility, self.node_at = memory.facility, memory.node_at
+        enabled = [row[0] for row in self.clusters if row[3]]
+        states = memory.node_states
+        is_healthy, self.is_failed = (
+            np.fromiter((health == wanted for health, _ in states), dtype=np.bool_, count=len(states))
+            for wanted in (Health.HEALTHY.value, Health.FAILED.value)
         )
-        self.is_failed = np.fromiter(
-            (health == Health.FAILED for health, _ in states), dtype=np.bool_, count=len(nodes)
-        )
-        self.cooldown_s = [until for _, until in states if until is not None and until > self.at_s]
-        self._positions: tuple[Any, ...] = (
-            kinds,
-            self.clusters,
-            [(row[0], row[2], row[13]) for row in nodes],
-        )
+        self.is_usable = is_healthy & np.isin(self.facility.cluster, enabled)
+        cooling = {node: until for node, (_, until) in enumerate(states) if until is not None}
+        self.cooldown_s = [until for until in cooling.values() if until > self.at_s]
+        for node, until in cooling.items():
+            if until > self.at_s:
+                self.is_usable[node] = False
+        self._positions: tuple[Any, ...] = (kinds, self.clusters, memory.node_positions)
+
+    def _read_nodes(self) -> list[Row]:
+        """Every node as built; of those that nobody wrote since, what is remembered."""
+        memory = self.memory
+        if memory.seen is not None and memory.facility_rows is not None:
+            nodes = memory.facility_rows[2]
+            changed = self.rows(
+                f"SELECT {_NODE_COLUMNS} FROM inventory_node WHERE {_WRITTEN_SINCE}",  # noqa: S608
+                memory.seen_below % 2**32,
+            )
+            ((n_nodes,),) = self.rows("SELECT count(*) FROM inventory_node")
+            known = memory.node_at
+            if n_nodes == len(nodes) and all(
+                row[0] in known and nodes[known[row[0]]] == row[:_N_STATIC] for row in changed
+            ):
+                for row in changed:
+                    memory.node_states[known[row[0]]] = row[_N_STATIC], row[_N_STATIC + 1]
+                return nodes
+        rows = self.rows(f"SELECT {_NODE_COLUMNS} FROM inventory_node ORDER BY id")  # noqa: S608
+        memory.node_at = {row[0]: position for position, row in enumerate(rows)}
+        memory.node_states = [(row[_N_STATIC], row[_N_STATIC + 1]) for row in rows]
+        return [row[:_N_STATIC] for row in rows]
 
     def read_teams(self) -> None:
         rows = self.rows("SELECT id, name, parent_id, weight FROM teams_team ORDER BY id")
@@ -389,14 +498,14 @@ class _Reader:
                 )
             )
         self.bookings = tuple(sorted(found, key=lambda booking: (booking.start_s, booking.id)))
+        self._booking_at = {}
+        for position, booking in enumerate(self.bookings):
+            # Of a reservation that repeats, the window that is open or comes first.
+            self._booking_at.setdefault(booking.name, position)
 
     def names(self) -> Names:
         kind, cluster = self.facility.kind.tolist(), self.facility.cluster.tolist()
         simulated = {row[0] for row in self.clusters if row[2] == "simulated"}
-        booking_at: dict[str, int] = {}
-        for position, booking in enumerate(self.bookings):
-            # Of a reservation that repeats, the window that is open or comes first.
-            booking_at.setdefault(booking.name, position)
         pairs = set(zip(kind, cluster, strict=True))
         used = {cluster_id for _, cluster_id in pairs}
         return Names(
@@ -408,62 +517,96 @@ class _Reader:
             simulated_kinds=frozenset(k for k, cluster_id in pairs if cluster_id in simulated),
             real_clusters=tuple(sorted(used - simulated)),
             simulated_clusters=tuple(sorted(used & simulated)),
-            booking_at=booking_at,
+            booking_at=self._booking_at,
         )
 
     # Jobs
 
-    def gangs_of(self, versions: Iterable[tuple[int, int]]) -> dict[int, Gang]:
-        """The gangs of these jobs; what is remembered in this version is not read again."""
-        known = self.memory.gangs
-        found: dict[int, Gang] = {}
-        missing: list[int] = []
-        for job_id, version in versions:
-            kept = known.get(job_id)
-            if kept is not None and kept[0] == version:
-                found[job_id] = kept[1]
-            else:
-                missing.append(job_id)
-        if missing:
-            found.update(self._read_gangs(missing))
-        return found
-
-    def _read_gangs(self, job_ids: list[int]) -> dict[int, Gang]:
-        rows = self.rows(
-            f"SELECT {_GANG_COLUMNS}"  # noqa: S608 (columns of our own)
-            " FROM jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
-            " WHERE job.id = ANY(%s)",
-            job_ids,
+    def _read_changed_jobs(self) -> list[Row]:
+        """Jobs in any state that were written by transactions which the remembered picture does not contain."""
+        return self.rows(
+            f"SELECT {_GANG_COLUMNS} FROM {_GANG_TABLES}"  # noqa: S608 (words of our own)
+            " WHERE job.transaction_id >= %s"
+            " AND NOT pg_visible_in_snapshot(job.transaction_id::text::xid8, %s::pg_snapshot) ORDER BY job.id",
+            self.memory.seen_below,
+            self.memory.seen,
         )
-        self._read_shapes({row[3]: row[0] for row in rows if row[3] not in self.memory.shapes})
-        booking_at = {
-            booking.name: position for position, booking in reversed(list(enumerate(self.bookings)))
-        }
-        found = {}
-        for row in rows:
-            gang = self._gang(row, booking_at)
-            found[gang.id] = gang
-            if row[18] is None:
-                # Positions of bookings move with the windows: a job that names one is read anew each time.
-                self.memory.gangs[gang.id] = (row[1], gang)
-        return found
 
-    def _gang(self, row: Row, booking_at: Mapping[str, int]) -> Gang:
-        (job_id, _, name, shape_key, team_id, user_id, priority, submitted_s, limit_s, runtime_s, ran_s, lost_s,
-         not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation, preemptible) = row  # fmt: skip
-        shape = self.memory.shapes[shape_key]
-        if reservation is not None:
-            shape = self._shape_in(shape_key, booking_at.get(reservation, NONE))
-            if reservation not in booking_at:
-                self._over[job_id] = reservation
+    def _read_jobs(self, changed: list[Row] | None) -> None:
+        """Bring the remembered jobs up to date: those that wait, and those that hold something."""
+        memory = self.memory
+        if changed is None:
+            self._read_all_jobs()
+        elif changed:
+            queue = dict(memory.queue)
+            last = next(reversed(queue), 0)
+            self._remember(changed)
+            for row in changed:
+                job_id, state = row[0], row[3]
+                if state == State.QUEUED:
+                    queue[job_id] = memory.jobs[job_id].gang
+                    continue
+                queue.pop(job_id, None)
+                if state not in HOLDING:
+                    del memory.jobs[job_id]
+                    memory.booked.discard(job_id)
+            # Only who comes back to the queue is out of order.
+            came_back = any(
+                row[3] == State.QUEUED and row[0] <= last and row[0] not in memory.queue for row in changed
+            )
+            memory.queue = dict(sorted(queue.items())) if came_back else queue
+
+    def _read_all_jobs(self) -> None:
+        memory, known = self.memory, self.memory.jobs
+        stamps = self.rows(
+            "SELECT id, version, transaction_id, state FROM jobs_job WHERE state = ANY(%s) ORDER BY id",
+            [State.QUEUED.value, *sorted(state.value for state in HOLDING)],
+        )
+        memory.jobs, memory.booked, memory.dependent = {}, set(), frozenset()
+        missing = []
+        for job_id, *stamp, _ in stamps:
+            kept = known.get(job_id)
+            if kept is None or kept.stamp != tuple(stamp):
+                missing.append(job_id)
+                continue
+            memory.jobs[job_id] = kept
+            if kept.reservation is not None:
+                memory.booked.add(job_id)
+        self._read_missing(missing)
+        memory.queue = {row[0]: memory.jobs[row[0]].gang for row in stamps if row[3] == State.QUEUED}
+
+    def _read_missing(self, job_ids: list[int]) -> None:
+        if job_ids:
+            self._remember(
+                self.rows(
+                    f"SELECT {_GANG_COLUMNS} FROM {_GANG_TABLES} WHERE job.id = ANY(%s)",  # noqa: S608
+                    job_ids,
+                )
+            )
+
+    def _remember(self, rows: list[Row]) -> None:
+        self._read_shapes({row[5]: row[0] for row in rows if row[5] not in self.memory.shapes})
+        for row in rows:
+            job_id, kept = row[0], self._kept(row)
+            self.memory.jobs[job_id] = kept
+            if kept.reservation is None:
+                self.memory.booked.discard(job_id)
+            else:
+                self.memory.booked.add(job_id)
+
+    def _kept(self, row: Row) -> _Kept:
+        """The one place where a row of `_GANG_COLUMNS` becomes a Gang."""
+        (job_id, version, transaction_id, _, name, shape_key, team_id, user_id, priority, submitted_s, limit_s,
+         runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
+         preemptible) = row  # fmt: skip
         left_s = inf if limit_s is None else max(limit_s - ran_s, 1.0)
         work_s = inf
         if limit_s is None and runtime_s is not None:
             work_s = max(runtime_s - max(ran_s - lost_s, 0.0), 1.0)
-        return Gang(
+        gang = Gang(
             id=job_id,
             name=name,
-            shape=shape,
+            shape=self.memory.shapes[shape_key],
             team=self.team_at[team_id],
             user=user_id,
             priority=priority,
@@ -479,6 +622,7 @@ class _Reader:
             array=NONE if array_id is None else array_id,
             array_max=array_max or 0,
         )
+        return _Kept((version, transaction_id), gang, shape_key, reservation)
 
     def _read_shapes(self, examples: Mapping[str, int]) -> None:
         """Build the shapes that are not known yet, each from one job that has it."""
@@ -502,85 +646,181 @@ class _Reader:
             shape = self.memory.shapes[key] = replace(self.memory.shapes[shape_key], reservation=booking)
         return shape
 
-    def read_queue(self) -> tuple[list[Gang], tuple[int, ...], tuple[Wait, ...]]:
-        versions = self.rows("SELECT id, version FROM jobs_job WHERE state = %s ORDER BY id", State.QUEUED)
-        gangs = self.gangs_of(versions)
-        self._forget_others(gangs)
-        waits: dict[int, list[str]] = defaultdict(list)
-        never: set[int] = set()
-        for job_id, name, state in self.rows(
+    def _shape_of(self, kept: _Kept) -> Shape:
+        """The shape bound to the window that the job names: positions of windows move with time."""
+        if kept.reservation is None:
+            return kept.gang.shape
+        return self._shape_in(kept.shape_key, self._booking_at.get(kept.reservation, NONE))
+
+    def read_queue(
+        self, changed: list[Row] | None
+    ) -> tuple[Collection[Gang], tuple[int, ...], tuple[Wait, ...]]:
+        """The waiting gangs by id, jobs that wait in vain, and those that no plan can start."""
+        memory = self.memory
+        waits, never = self._read_dependencies(changed)
+        new: dict[int, Gang] = {}
+        for job_id in memory.booked | memory.dependent | waits.keys():
+            gang = memory.queue.get(job_id)
+            if gang is None:
+                continue
+            kept, names = memory.jobs[job_id], tuple(waits.get(job_id, ()))
+            shape = self._shape_of(kept)
+            if gang.shape is not shape or gang.waits_for != names:
+                new[job_id] = replace(kept.gang, shape=shape, waits_for=names)
+        if new:
+            memory.queue = {**memory.queue, **new}
+        memory.dependent = frozenset(waits)
+        over = {
+            job_id: memory.jobs[job_id].reservation
+            for job_id in sorted(memory.booked)
+            if job_id in memory.queue and memory.queue[job_id].shape.reservation == NONE
+        }
+        if not over:
+            return memory.queue.values(), never, ()
+        left_out = tuple(
+            Wait(
+                job_id,
+                "reservation",
+                f"Its reservation {name} has no window in the next {HORIZON.days} days.",
+                ("reservation",),
+            )
+            for job_id, name in over.items()
+        )
+        return [gang for job_id, gang in memory.queue.items() if job_id not in over], never, left_out
+
+    def _read_dependencies(self, changed: list[Row] | None) -> tuple[dict[int, list[str]], tuple[int, ...]]:
+        """By waiting job the names of what it waits for, and the jobs that wait in vain."""
+        query = (
             "SELECT job.id, after.name, after.state FROM jobs_job job"
             " JOIN jobs_dependency dependency ON dependency.job_id = job.id"
             " JOIN jobs_job after ON after.id = dependency.after_id"
-            " WHERE job.state = %s AND after.state <> %s ORDER BY job.id, after.id",
-            State.QUEUED,
-            State.SUCCEEDED,
-        ):
+            " WHERE job.state = %s AND after.state <> %s"
+        )
+        order = " ORDER BY job.id, after.id"
+        if changed is None:
+            rows = self.rows(query + order, State.QUEUED, State.SUCCEEDED)
+        else:
+            # What has succeeded stays so: only who waits still, or is new in the queue, can be waiting.
+            ids = self.memory.dependent | {row[0] for row in changed if row[3] == State.QUEUED}
+            rows = (
+                self.rows(f"{query} AND job.id = ANY(%s){order}", State.QUEUED, State.SUCCEEDED, list(ids))
+                if ids
+                else []
+            )
+        waits: dict[int, list[str]] = defaultdict(list)
+        never: set[int] = set()
+        for job_id, name, state in rows:
             waits[job_id].append(name)
             if state in ENDED:
                 never.add(job_id)
-        waiting = [gangs[job_id] for job_id, _ in versions]
-        if waits:
-            waiting = [
-                replace(gang, waits_for=tuple(waits[gang.id])) if gang.id in waits else gang
-                for gang in waiting
+        return waits, tuple(sorted(never))
+
+    # What runs
+
+    def _read_allocations(self, changed: list[Row] | None) -> None:
+        """Bring the open allocations up to date. Whoever changes what one holds writes its row too."""
+        memory = self.memory
+        held: dict[int, _Held] | None = None
+        if changed is not None:
+            job_ids = [row[0] for row in changed]
+            rows = self.rows(
+                f"SELECT {_ALLOCATION_COLUMNS} FROM jobs_allocation"  # noqa: S608 (words of our own)
+                f" WHERE ended_at IS NULL AND (job_id = ANY(%s) OR {_WRITTEN_SINCE})",
+                job_ids,
+                memory.seen_below % 2**32,
+            )
+            still = {row[1] for row in rows}
+            gone = {job_id for job_id in job_ids if job_id in memory.held and job_id not in still}
+            ((n_open,),) = self.rows("SELECT count(*) FROM jobs_allocation WHERE ended_at IS NULL")
+            if n_open == len(memory.held.keys() - gone | still):
+                if not rows and not gone:
+                    self._bind_held()
+                    return
+                held = {job_id: one for job_id, one in memory.held.items() if job_id not in gone}
+        if held is None:
+            rows = self.rows(
+                f"SELECT {_ALLOCATION_COLUMNS} FROM jobs_allocation WHERE ended_at IS NULL"  # noqa: S608
+            )
+            held = {}
+        self._read_missing([row[1] for row in rows if row[1] not in memory.jobs])
+        placings = self._read_placings({row[0]: memory.jobs[row[1]].gang for row in rows})
+        for row in rows:
+            held[row[1]] = self._held(row, memory.jobs[row[1]], placings[row[0]])
+        memory.held, memory.columns = dict(sorted(held.items(), key=lambda item: item[1].id)), None
+        self._bind_held()
+
+    def _held(self, row: Row, kept: _Kept, placing: Placing) -> _Held:
+        """The one place where a row of `_ALLOCATION_COLUMNS` becomes a Running."""
+        allocation_id, _, bound_s, started_s, desired, cap, grace_s = row
+        gang = kept.gang
+        since_s = bound_s if started_s is None else started_s
+        devices: dict[int, float] = defaultdict(float)
+        for share in placing:
+            if share.devices:
+                steps = len(share.devices) * share.share_steps
+                devices[int(self.facility.kind[share.node])] += steps / SHARE_STEPS
+        return _Held(
+            id=allocation_id,
+            bound_s=bound_s,
+            grace_s=grace_s,
+            running=Running(
+                gang=gang,
+                placing=placing,
+                started_s=since_s,
+                ends_s=since_s + (gang.limit_s if gang.limit_s != inf else gang.work_s),
+                cap=cap,
+                is_leaving=desired == Desired.STOP,
+            ),
+            devices=tuple(devices.items()),
+        )
+
+    def _bind_held(self) -> None:
+        """Bind what runs in a reservation to its window."""
+        memory = self.memory
+        new: dict[int, _Held] = {}
+        for job_id in memory.booked:
+            held = memory.held.get(job_id)
+            if held is None:
+                continue
+            shape, running = self._shape_of(memory.jobs[job_id]), held.running
+            if running.gang.shape is not shape:
+                gang = replace(running.gang, shape=shape)
+                new[job_id] = replace(held, running=replace(running, gang=gang))
+        if new:
+            memory.held, memory.columns = {**memory.held, **new}, None
+
+    def columns(self) -> _Columns:
+        if self.memory.columns is None:
+            held = list(self.memory.held.values())
+            parts = [
+                (owner, one.running.gang.team, kind, devices)
+                for owner, one in enumerate(held)
+                for kind, devices in one.devices
             ]
-        left_out = tuple(
-            Wait(
-                gang.id,
-                "reservation",
-                f"Its reservation {self._over[gang.id]} has no window in the next {HORIZON.days} days.",
-                ("reservation",),
+            owner, team, kind, devices = zip(*parts, strict=True) if parts else ((), (), (), ())
+            self.memory.columns = _Columns(
+                running=tuple(one.running for one in held),
+                ends_s=np.array([one.running.ends_s for one in held], dtype=np.float64),
+                bound_s=np.array([one.bound_s for one in held], dtype=np.float64),
+                owner=np.array(owner, dtype=np.int64),
+                team=np.array(team, dtype=np.int64),
+                kind=np.array(kind, dtype=np.int64),
+                devices=np.array(devices, dtype=np.float64),
             )
-            for gang in waiting
-            if gang.id in self._over
-        )
-        if left_out:
-            waiting = [gang for gang in waiting if gang.id not in self._over]
-        return waiting, tuple(sorted(never)), left_out
+        return self.memory.columns
 
-    def _forget_others(self, queued: Mapping[int, Gang]) -> None:
-        # Ended jobs would pile up for as long as the process lives.
-        if len(self.memory.gangs) > 2 * (len(queued) + len(self._running_jobs)) + 1000:
-            alive = queued.keys() | self._running_jobs
-            self.memory.gangs = {
-                job_id: kept for job_id, kept in self.memory.gangs.items() if job_id in alive
-            }
-
-    def read_running(self) -> tuple[list[Running], dict[int, Placing]]:
-        rows = self.rows(
-            "SELECT allocation.id, allocation.job_id, job.version, extract(epoch FROM allocation.bound_at)::float8,"
-            " extract(epoch FROM allocation.observed_started_at)::float8, allocation.desired_state,"
-            " allocation.desired_power_cap_share, allocation.grace_s"
-            " FROM jobs_allocation allocation JOIN jobs_job job ON job.id = allocation.job_id"
-            " WHERE allocation.ended_at IS NULL ORDER BY allocation.id"
-        )
-        self._running_jobs = {row[1] for row in rows}
-        gangs = self.gangs_of((row[1], row[2]) for row in rows)
-        known = self.memory.placings
-        placings = {row[0]: known[row[0]] for row in rows if row[0] in known}
-        missing = {row[0]: gangs[row[1]] for row in rows if row[0] not in placings}
-        if missing:
-            placings.update(self._read_placings(missing))
-        self.memory.placings = placings
-        running = []
-        for allocation_id, job_id, _, bound_s, started_s, desired, cap, grace_s in rows:
-            gang = gangs[job_id]
-            since_s = bound_s if started_s is None else started_s
-            ends_s = since_s + (gang.limit_s if gang.limit_s != inf else gang.work_s)
-            running.append(
-                Running(
-                    gang=gang,
-                    placing=placings[allocation_id],
-                    started_s=since_s,
-                    # One that is over its time still holds its devices: count on them after the grace.
-                    ends_s=ends_s if ends_s > self.at_s else self.at_s + max(grace_s, 1.0),
-                    cap=cap,
-                    is_leaving=desired == Desired.STOP,
-                )
-            )
-        self._bound = [(row[0], row[1], row[3]) for row in rows]
-        return running, {row[1]: placings[row[0]] for row in rows}
+    def running(self) -> tuple[Running, ...]:
+        """What holds devices, by allocation."""
+        columns = self.columns()
+        late = np.flatnonzero(columns.ends_s <= self.at_s).tolist()
+        if not late:
+            return columns.running
+        found, held = list(columns.running), list(self.memory.held.values())
+        for position in late:
+            # One that is over its time still holds its devices: count on them after the grace.
+            ends_s = self.at_s + max(held[position].grace_s, 1.0)
+            found[position] = replace(found[position], ends_s=ends_s)
+        return tuple(found)
 
     def _read_placings(self, gang_of: Mapping[int, Gang]) -> dict[int, Placing]:
         shares: dict[int, list[Share]] = {allocation_id: [] for allocation_id in gang_of}
@@ -609,7 +849,7 @@ class _Reader:
 
     # Use
 
-    def read_use(self, running: Sequence[Running]) -> datetime | None:
+    def read_use(self) -> datetime | None:
         """Decayed use of each team up to now: what is stored, and what was held since."""
         kind_at = {kind.id: position for position, kind in enumerate(self.facility.kinds)}
         half_life_s = self.policy.half_life_s
@@ -622,8 +862,7 @@ class _Reader:
         for team_id, kind_id, device_s, as_of_s in stored:
             age_s = max(self.at_s - as_of_s, 0.0)
             use[self.team_at[team_id], kind_at[kind_id]] += device_s * 0.5 ** (age_s / half_life_s)
-        for item, (_, _, bound_s) in zip(running, self._bound, strict=True):
-            self._add_use(use, item.gang.team, item.placing, item.gang.shape, bound_s, self.at_s, since_s)
+        self._add_use(use, since_s)
         for team_id, kind_id, devices, bound_s, ended_s in self.rows(
             "SELECT job.team_id, node.accelerator_type_id, sum(claim.share)::float8,"
             " extract(epoch FROM allocation.bound_at)::float8, extract(epoch FROM allocation.ended_at)::float8"
@@ -646,21 +885,18 @@ class _Reader:
         ]
         return instant(since_s) if since_s is not None else None
 
-    def _add_use(
-        self,
-        use: dict[tuple[int, int], float],
-        team: int,
-        placing: Placing,
-        shape: Shape,
-        bound_s: float,
-        until_s: float,
-        since_s: float | None,
-    ) -> None:
-        held_s = _decayed_s(bound_s, until_s, since_s, self.at_s, self.policy.half_life_s)
-        for share in placing:
-            if share.devices:
-                kind = int(self.facility.kind[share.node])
-                use[team, kind] += held_s * len(share.devices) * share.share_steps / SHARE_STEPS
+    def _add_use(self, use: dict[tuple[int, int], float], since_s: float | None) -> None:
+        """Add what the open allocations held until now."""
+        columns, n_kinds = self.columns(), len(self.facility.kinds)
+        start_s = columns.bound_s if since_s is None else np.maximum(columns.bound_s, since_s)
+        age_s = np.maximum(self.at_s - start_s, 0.0)
+        rate = log(2) / self.policy.half_life_s
+        held_s = -np.expm1(-rate * age_s) / rate  # as `_decayed_s`, up to now
+        slots = columns.team * n_kinds + columns.kind
+        size = len(self.teams) * n_kinds
+        sums = np.bincount(slots, weights=held_s[columns.owner] * columns.devices, minlength=size)
+        for slot in np.unique(slots).tolist():
+            use[slot // n_kinds, slot % n_kinds] += float(sums[slot])
 
 
 def _decayed_s(
@@ -680,20 +916,24 @@ def _decayed_s(
     return held_s
 
 
-_RULE_VERSIONS: Final = (
-    "SELECT 'limit', id, version FROM power_powerlimit ORDER BY id",
-    "SELECT 'team', id, version FROM teams_team ORDER BY id",
-    "SELECT 'policy', id, version FROM scheduling_policysetting ORDER BY id",
-)
+_RULE_TABLES: Final = ("power_powerlimit", "teams_team", "scheduling_policysetting")
 
 
 def rule_versions(cursor: Any, *, lock: bool = False) -> tuple[Row, ...]:
-    """Versions of everything that sets limits: a plan is only as good as these. With `lock` none changes meanwhile."""
-    found: list[Row] = []
-    for query in _RULE_VERSIONS:
-        cursor.execute(f"{query} FOR SHARE" if lock else query)
-        found += cursor.fetchall()
-    return tuple(found)
+    """Digests of the versions of everything that sets limits: a plan is only as good as these.
+
+    With `lock` none changes until the transaction ends. The tables are locked, not their rows: there are thousands,
+    and who changes one waits but a moment.
+    """
+    if lock:
+        cursor.execute(f"LOCK TABLE {', '.join(_RULE_TABLES)} IN SHARE MODE")
+    cursor.execute(
+        " UNION ALL ".join(
+            f"SELECT '{table}', md5(string_agg(id || ':' || version, ',' ORDER BY id)) FROM {table}"  # noqa: S608
+            for table in _RULE_TABLES
+        )
+    )
+    return tuple(cursor.fetchall())
 
 
 def _as_object(value: Any) -> Mapping[str, Any]:
