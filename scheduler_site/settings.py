@@ -231,6 +231,9 @@ SWITCHYARD_SIGN_IN_LONGEST_WAIT_S = environment.count("SIGN_IN_LONGEST_WAIT_S", 
 SWITCHYARD_PREVIEWS_PER_MINUTE = environment.count("PREVIEWS_PER_MINUTE", 120)
 SWITCHYARD_WRONG_TOKENS_PER_MINUTE = environment.count("WRONG_TOKENS_PER_MINUTE", 30)
 
+# The last passes of the planner that are kept as files for replay, each whole; 0: only those that were refused.
+SWITCHYARD_KEPT_DUMPS = environment.count("KEPT_DUMPS", 0)
+
 # --- Between the rooms --------------------------------------------------------------------------------------------
 
 # Lower rooms reach these by name, because imports go down the stairs only.

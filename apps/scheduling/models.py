@@ -46,6 +46,18 @@ class Pass(models.Model):
         ordering = ["-id"]
 
 
+class PassDump(models.Model):
+    """A pass as a file (scheduling.dump), kept for replay; bounded by scheduling.dump_store."""
+
+    planner_pass = models.OneToOneField(Pass, models.CASCADE, primary_key=True, related_name="dump")
+    kept_at = models.DateTimeField()
+    is_refused = models.BooleanField(help_text="Kept because the pass was refused; the others by a setting.")
+    content = models.BinaryField(help_text="Compressed JSON, with the names of jobs.")
+
+    class Meta:
+        indexes = [models.Index(fields=["is_refused", "-planner_pass"], name="pass_dump_by_cause")]
+
+
 class Reason(models.Model):
     """Why a job waits, as of the last pass that looked at it."""
 

@@ -18,7 +18,7 @@ from apps.jobs import policies
 from apps.jobs.errors import Fault, Refused
 from apps.jobs.spec import JobRequest
 from apps.power.models import PowerReading
-from apps.scheduling import admission, apply, selectors
+from apps.scheduling import admission, apply, dump_store, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
 from apps.scheduling.models import Forecast, Pass, UtilizationSample
@@ -112,6 +112,7 @@ def _one_pass(at: datetime) -> Pass:
     if applied.stale or applied.reasons_left:
         boundary = min(boundary, at + _TRY_AGAIN)
     _finish(this, watch, boundary, at)
+    dump_store.keep(this, taken, plan, at=at)
     if applied.n_started or applied.stale:
         record(
             "pass.finished",
@@ -139,6 +140,7 @@ def _refuse(
     ]
     with transaction.atomic():
         _finish(this, watch, at + _AFTER_REFUSAL, at)
+        dump_store.keep(this, taken, plan, faults, at=at)
         record(
             "pass.refused", subject_kind="pass", subject_id=this.pk, at=at, data={"faults": this.faults[:10]}
         )

@@ -7,5 +7,6 @@ urlpatterns = [
     path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
     path("passes", views.PassesView.as_view(), name="passes"),
     path("passes/<int:pass_id>", views.PassView.as_view(), name="pass"),
+    path("passes/<int:pass_id>/dump", views.PassDumpView.as_view(), name="pass-dump"),
     path("utilization", views.UtilizationView.as_view(), name="utilization"),
 ]

@@ -1,9 +1,13 @@
 """The planner by REST: previews, reasons, passes, utilization."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
+from django.http import HttpResponse
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.exceptions import Throttled
+from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -15,7 +19,7 @@ from apps.core.errors import InvalidInput, NotFound
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
-from apps.scheduling import selectors, services
+from apps.scheduling import dump_store, selectors, services
 from apps.scheduling.api import bodies
 from apps.teams import throttles
 from apps.teams.policies import person
@@ -77,6 +81,33 @@ class PassView(APIView):
         if row is None:
             raise NotFound("There is no such pass.", pass_id=pass_id)
         return Response(bodies.PassDetailOut.of(row).model_dump())
+
+
+class _GzipRenderer(BaseRenderer):
+    """Lets a client that accepts nothing but the file have it; what goes wrong is told in JSON all the same."""
+
+    media_type, format, charset, render_style = "application/gzip", "gz", None, "binary"
+
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
+        return bytes(JSONRenderer().render(data))
+
+
+class PassDumpView(APIView):
+    renderer_classes = [JSONRenderer, _GzipRenderer]
+
+    @extend_schema(
+        summary="One run of the planner as a file",
+        description="Everything the planner was told and what it decided, as compressed JSON, for "
+        "`manage.py replay_pass`; without the names of jobs. For operators and auditors. Refused passes are kept, "
+        "the last few; others if the site keeps them.",
+        responses={(200, "application/gzip"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, pass_id: int) -> HttpResponse:
+        return HttpResponse(
+            dump_store.kept_for(person(request), pass_id),
+            content_type="application/gzip",
+            headers={"Content-Disposition": f'attachment; filename="pass-{pass_id}.json.gz"'},
+        )
 
 
 class UtilizationView(APIView):

@@ -1,0 +1,15 @@
+"""Who may look how deep into the planner."""
+
+from apps.core.errors import Forbidden
+from apps.teams import policies as teams
+from apps.teams.models import User
+
+
+def may_read_dumps(viewer: User) -> bool:
+    """A pass as a file shows what every team asks for, uses and owns: for who operates the facility or audits it."""
+    return teams.may_operate(viewer) or teams.is_auditor(viewer)
+
+
+def require_may_read_dumps(viewer: User) -> None:
+    if not may_read_dumps(viewer):
+        raise Forbidden("Only operators and auditors may have a pass as a file.")
