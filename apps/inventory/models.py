@@ -120,6 +120,15 @@ class Health(models.TextChoices):
     FAILED = "failed"
 
 
+class HealthBy(models.TextChoices):
+    """Whose word a node's health is: what a person said, no report takes back."""
+
+    NONE = "", "none"
+    PERSON = "person"
+    REPORTS = "reports"
+    FAILURES = "failures"
+
+
 class Node(models.Model):
     cluster = models.ForeignKey(Cluster, models.PROTECT, related_name="nodes")
     name = models.CharField(max_length=120, unique=True)
@@ -142,6 +151,18 @@ class Node(models.Model):
     drain_asked_at = models.DateTimeField(
         null=True, blank=True, help_text="An operator wants it empty; outlives failures."
     )
+    health_by = models.CharField(max_length=10, choices=HealthBy.choices, default=HealthBy.NONE, blank=True)
+    judged_from_at = models.DateTimeField(
+        null=True, blank=True, help_text="Reports, failures and paces up to then are forgiven."
+    )
+    n_quarantines = models.PositiveSmallIntegerField(
+        default=0, help_text="In a row; each doubles the cool-down."
+    )
+    quarantined_at = models.DateTimeField(null=True, blank=True, help_text="Begin of the last quarantine.")
+    measured_speed = models.FloatField(
+        default=1.0, help_text="What jobs saw of it, as a share of its declared speed; below 1: a straggler."
+    )
+    measured_at = models.DateTimeField(null=True, blank=True, help_text="Last change of the measured speed.")
 
     class Meta:
         ordering = ["name"]
@@ -154,10 +175,17 @@ class Node(models.Model):
                 name="node_numbers_are_sane",
             ),
             models.CheckConstraint(condition=Q(health__in=Health.values), name="node_health_is_known"),
+            models.CheckConstraint(
+                condition=Q(health_by__in=HealthBy.values), name="node_health_by_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(measured_speed__gt=0, measured_speed__lte=1), name="measured_speed_is_a_share"
+            ),
         ]
         indexes = [
             models.Index(fields=["health", "name"], name="node_by_health"),
             models.Index(fields=["cluster", "name"], name="node_by_cluster"),
+            models.Index(fields=["measured_at"], name="node_straggling", condition=Q(measured_speed__lt=1)),
         ]
 
     def __str__(self) -> str:
@@ -178,4 +206,92 @@ class Device(models.Model):
             models.CheckConstraint(
                 condition=Q(claimed_share__gte=0, claimed_share__lte=1), name="device_claim_within_0_and_1"
             ),
+        ]
+
+
+# What was seen of nodes. Numbers of jobs and allocations are plain: the facility stands below the ledger.
+
+
+class HealthReport(models.Model):
+    """What a probe or an agent said of a node. The same said again is counted, not kept again."""
+
+    node = models.ForeignKey(Node, models.CASCADE, related_name="health_reports", db_index=False)
+    source = models.CharField(max_length=60)
+    status = models.CharField(max_length=10, help_text="What the source itself concludes.")
+    verdict = models.CharField(max_length=10, help_text="What it comes to by the rules: a health.")
+    failing = models.JSONField(default=list, help_text="Names of the checks that failed, sorted.")
+    checks = models.JSONField(default=list, help_text="[{name, ok, value, message}] as last reported.")
+    first_at = models.DateTimeField()
+    at = models.DateTimeField(help_text="Last reported.")
+    n_reports = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(verdict__in=(Health.HEALTHY, Health.SUSPECT, Health.FAILED)),
+                name="report_verdict_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(first_at__lte=F("at"), n_reports__gte=1), name="report_counts_are_sane"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["node", "source", "-at"], name="report_by_source"),
+            models.Index(fields=["at"], name="report_by_age"),
+        ]
+
+
+class FailureKind(models.TextChoices):
+    START_FAILED = "start_failed"
+    EARLY_END = "early_end"
+    NODE_LOST = "node_lost"
+
+
+class NodeFailure(models.Model):
+    """An attempt that went wrong on a node, and how far the node is to blame for it."""
+
+    node = models.ForeignKey(Node, models.CASCADE, related_name="failures", db_index=False)
+    allocation_id = models.BigIntegerField()
+    job_id = models.BigIntegerField()
+    origin = models.CharField(max_length=40, help_text="What would be to blame if it is not the node.")
+    kind = models.CharField(max_length=12, choices=FailureKind.choices)
+    at = models.DateTimeField()
+    blame = models.FloatField(help_text="0: it is not the node's; 1: nothing else comes into question.")
+    is_certain = models.BooleanField(default=False, help_text="The backend, or its health, names the node.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node", "allocation_id"], name="one_failure_a_node_and_allocation"
+            ),
+            models.CheckConstraint(condition=Q(blame__gte=0, blame__lte=1), name="blame_is_a_share"),
+            models.CheckConstraint(condition=Q(kind__in=FailureKind.values), name="failure_kind_is_known"),
+        ]
+        indexes = [
+            models.Index(fields=["node", "-at"], name="failure_by_node"),
+            models.Index(fields=["origin", "-at"], name="failure_by_origin"),
+            models.Index(fields=["at"], name="failure_by_age"),
+        ]
+
+
+class PaceReading(models.Model):
+    """How slow a node was beside the others of one allocation, when last looked at."""
+
+    node = models.ForeignKey(Node, models.CASCADE, related_name="paces", db_index=False)
+    allocation_id = models.BigIntegerField()
+    job_id = models.BigIntegerField()
+    relative_speed = models.FloatField(help_text="Median step time of its group by its own.")
+    slow_since_at = models.DateTimeField(null=True, blank=True, help_text="Empty: it keeps pace.")
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["node", "allocation_id"], name="one_pace_a_node_and_allocation"),
+            models.CheckConstraint(
+                condition=Q(relative_speed__gt=0, relative_speed__lte=1), name="pace_is_a_share"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["node", "-at"], name="pace_by_node"),
+            models.Index(fields=["at"], name="pace_by_age"),
         ]

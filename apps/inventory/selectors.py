@@ -10,7 +10,17 @@ from django.db import connection
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
-from apps.inventory.models import AcceleratorType, Cluster, Device, Domain, Health, Node
+from apps.inventory.models import (
+    AcceleratorType,
+    Cluster,
+    Device,
+    Domain,
+    Health,
+    HealthReport,
+    Node,
+    NodeFailure,
+    PaceReading,
+)
 
 Viewer: TypeAlias = AbstractBaseUser | AnonymousUser  # teams and inventory do not know each other
 
@@ -177,4 +187,25 @@ def nodes_out_of_service(viewer: Viewer) -> QuerySet[Node]:
         node_rows(viewer)
         .exclude(health=Health.HEALTHY)
         .order_by(F("health_since_at").asc(nulls_first=True), "id")
+    )
+
+
+LAST_SEEN = 20  # rows of each sort that a node's page shows
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one node, the newest first: for operators and auditors."""
+
+    reports: tuple[HealthReport, ...]
+    failures: tuple[NodeFailure, ...]
+    paces: tuple[PaceReading, ...]
+
+
+def seen_of(node: Node) -> Seen:
+    """The last reports of its health, attempts that failed on it, and how it kept pace."""
+    return Seen(
+        tuple(HealthReport.objects.filter(node=node).order_by("-at", "-id")[:LAST_SEEN]),
+        tuple(NodeFailure.objects.filter(node=node).order_by("-at", "-id")[:LAST_SEEN]),
+        tuple(PaceReading.objects.filter(node=node).order_by("-at", "-id")[:LAST_SEEN]),
     )

@@ -8,10 +8,22 @@ from typing import Any, Final
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
-from apps.core.errors import InvalidInput, NameTaken, NotFound
+from apps.core.errors import InvalidInput, NameTaken
 from apps.events.services import EventRow, record, record_many
+from apps.inventory import health as rules
+from apps.inventory import nodes, pace, reports
 from apps.inventory.errors import NodeUnfit
-from apps.inventory.models import TREES, AcceleratorType, Backend, Cluster, Device, Domain, Health, Node
+from apps.inventory.models import (
+    TREES,
+    AcceleratorType,
+    Backend,
+    Cluster,
+    Device,
+    Domain,
+    Health,
+    HealthBy,
+    Node,
+)
 from apps.teams import policies
 from apps.teams.models import User
 
@@ -230,7 +242,6 @@ def _node(cluster: Cluster, facts: NodeFacts, at: datetime) -> Node:
 
 # Health ------------------------------------------------------------------------------------------------------------
 
-LONGEST_REASON: Final = 500
 REPORTED: Final = (Health.HEALTHY, Health.SUSPECT, Health.FAILED)
 
 
@@ -238,32 +249,35 @@ REPORTED: Final = (Health.HEALTHY, Health.SUSPECT, Health.FAILED)
 def drain_node(*, node_id: int, actor: User | None, at: datetime, reason: str = "") -> Node:
     """Let a node's work end and give it no more. Draining twice changes nothing the second time."""
     _require_may_operate(actor)
-    node = _locked(node_id)
+    node = nodes.locked(node_id)
     if node.drain_asked_at is not None:
         return node
-    before = _health_of(node)
+    before = nodes.facts_of(node)
     node.drain_asked_at = at
     if node.health != Health.FAILED:
-        _set_health(node, Health.DRAINING if _is_claimed(node) else Health.DRAINED, reason, at)
-    node.save(update_fields=[*_HEALTH_FIELDS, "drain_asked_at"])
-    _record_health("node.drain_requested", node, before, actor=actor, at=at, reason=reason)
+        nodes.set_health(node, nodes.when_asked_empty(node), reason, at)
+    nodes.save_and_record("node.drain_requested", node, before, actor=actor, at=at, reason=reason)
     return node
 
 
 @transaction.atomic
 def resume_node(*, node_id: int, actor: User | None, at: datetime, reason: str = "") -> Node:
-    """Give a node work again: after a drain, after a failure that was mended, or before its cool-down is over."""
+    """Give a node work again: after a drain, after a failure that was mended, or before its cool-down is over.
+
+    What was reported of it and failed on it until now is forgiven, and how slow it was.
+    """
     _require_may_operate(actor)
-    node = _locked(node_id)
-    before = _health_of(node)
+    node = nodes.locked(node_id)
+    before = nodes.facts_of(node)
     node.drain_asked_at = None
     node.cooldown_until_at = None
+    node.measured_speed = 1.0
     if node.health != Health.HEALTHY:
-        _set_health(node, Health.HEALTHY, reason, at)
-    if _health_of(node) == before:
+        nodes.set_health(node, Health.HEALTHY, reason, at)
+    if nodes.facts_of(node) == before:
         return node
-    node.save(update_fields=[*_HEALTH_FIELDS, "drain_asked_at"])
-    _record_health("node.resumed", node, before, actor=actor, at=at, reason=reason)
+    node.judged_from_at = at
+    nodes.save_and_record("node.resumed", node, before, actor=actor, at=at, reason=reason)
     return node
 
 
@@ -275,31 +289,40 @@ def report_health(
     reason: str,
     actor: User | None,
     at: datetime,
-    cooldown_s: float = 0.0,
+    cooldown_s: float | None = None,
 ) -> Node:
-    """Write down what a monitor (or an operator) sees: healthy, suspect or failed.
+    """Write down what an operator says of a node: healthy, suspect or failed. Only a person takes that back.
 
     A node that an operator drains stays drained when it is well again. One that failed takes work again
-    `cooldown_s` after it came back. The same report twice changes nothing the second time.
+    `cooldown_s` after it came back; not said: as long as the rules have it cool down. The same word twice changes
+    nothing the second time. What probes and agents see goes to `reports.take_report`.
     """
     _require_may_operate(actor)
     if health not in REPORTED:
         raise InvalidInput.of("health", f"must be one of {', '.join(REPORTED)}", "not_a_choice")
-    node = _locked(node_id)
-    before = _health_of(node)
+    node = nodes.locked(node_id)
+    before = nodes.facts_of(node)
     wanted: str = health
     if node.drain_asked_at is not None and health != Health.FAILED:
-        wanted = Health.DRAINING if _is_claimed(node) else Health.DRAINED
+        wanted = nodes.when_asked_empty(node)
     if node.health == Health.FAILED and health != Health.FAILED:
-        node.cooldown_until_at = at + timedelta(seconds=cooldown_s) if cooldown_s > 0 else None
+        rest = rules.cooldown(node.n_quarantines) if cooldown_s is None else timedelta(seconds=cooldown_s)
+        node.cooldown_until_at = at + rest if rest else None
     if node.health != wanted:
-        _set_health(node, wanted, reason, at)
+        if health == Health.FAILED:
+            nodes.begin_quarantine(node, at)
+        by = HealthBy.PERSON if wanted in (Health.SUSPECT, Health.FAILED) else HealthBy.NONE
+        if wanted == Health.HEALTHY:
+            node.judged_from_at = at
+        nodes.set_health(node, wanted, reason, at, by=by)
     elif reason:
-        node.health_reason = reason[:LONGEST_REASON]
-    if _health_of(node) == before:
+        node.health_reason = reason[: nodes.LONGEST_REASON]
+    if node.health in (Health.SUSPECT, Health.FAILED):
+        node.health_by = HealthBy.PERSON
+    if nodes.facts_of(node) == before:
+        nodes.save(node)
         return node
-    node.save(update_fields=list(_HEALTH_FIELDS))
-    _record_health("node.health_changed", node, before, actor=actor, at=at, reason=reason)
+    nodes.save_and_record("node.health_changed", node, before, actor=actor, at=at, reason=reason)
     return node
 
 
@@ -315,63 +338,27 @@ def settle_draining(*, at: datetime, node_ids: Sequence[int] | None = None) -> l
         .select_for_update(of=("self",), no_key=True)
     )
     for node in empty:
-        before = _health_of(node)
-        _set_health(node, Health.DRAINED, node.health_reason, at)
-        node.save(update_fields=list(_HEALTH_FIELDS))
-        _record_health("node.drained", node, before, actor=None, at=at)
+        before = nodes.facts_of(node)
+        nodes.set_health(node, Health.DRAINED, node.health_reason, at)
+        nodes.save_and_record("node.drained", node, before, actor=None, at=at)
     return empty
+
+
+def settle_health(*, at: datetime) -> None:
+    """What time alone changes: nodes that have cooled down, and measured speeds that nobody confirms. By the beat."""
+    reports.end_cooldowns(at=at)
+    pace.forget_paces(at=at)
+
+
+def prune(*, at: datetime) -> int:
+    """Forget what was seen of nodes long ago; return how many rows."""
+    return reports.prune(at=at)
 
 
 def require_fit(node: Node) -> None:
     """Refuse to hand out a node that takes no work."""
     if node.health not in (Health.HEALTHY, Health.SUSPECT):
         raise NodeUnfit(f"{node.name} is {node.health}.", node=node.name, health=node.health)
-
-
-_HEALTH_FIELDS: Final = ("health", "health_reason", "health_since_at", "cooldown_until_at")
-
-
-def _set_health(node: Node, health: str, reason: str, at: datetime) -> None:
-    # What a monitor says may be a page long; the log keeps all of it.
-    node.health, node.health_reason, node.health_since_at = health, reason[:LONGEST_REASON], at
-
-
-def _is_claimed(node: Node) -> bool:
-    return Device.objects.filter(node=node, claimed_share__gt=0).exists()
-
-
-def _health_of(node: Node) -> dict[str, Any]:
-    return {
-        "health": str(node.health),
-        "reason": node.health_reason,
-        "is_drain_asked": node.drain_asked_at is not None,
-        "cooldown_until_at": None if node.cooldown_until_at is None else node.cooldown_until_at.isoformat(),
-    }
-
-
-def _record_health(
-    kind: str, node: Node, before: Mapping[str, Any], *, actor: User | None, at: datetime, reason: str = ""
-) -> None:
-    record(
-        kind,
-        subject_kind="node",
-        subject_id=node.pk,
-        subject_name=node.name,
-        actor=actor,
-        at=at,
-        is_audit=actor is not None,
-        reason=reason,
-        before=before,
-        after=_health_of(node),
-        data={"cluster_id": node.cluster_id},
-    )
-
-
-def _locked(node_id: int) -> Node:
-    node = Node.objects.select_for_update(no_key=True).filter(pk=node_id).first()
-    if node is None:
-        raise NotFound("There is no such node.")
-    return node
 
 
 def _record(

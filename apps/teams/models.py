@@ -128,6 +128,11 @@ class Quota(models.Model):
         ]
 
 
+READ, WRITE = "read", "write"
+HEALTH = "health"  # report the health of nodes, and nothing else: for agents
+SCOPES = (READ, WRITE, HEALTH)
+
+
 class Token(models.Model):
     """A bearer token; only its digest is kept."""
 
@@ -135,7 +140,7 @@ class Token(models.Model):
     name = models.CharField(max_length=120)
     digest = models.CharField(max_length=64, unique=True, help_text="SHA-256 of the secret, hex.")
     hint = models.CharField(max_length=8, help_text="First characters, to tell tokens apart.")
-    scopes = models.JSONField(default=list, help_text='["read"] or ["read", "write"]')
+    scopes = models.JSONField(default=list, help_text='["read"], ["read", "write"] or ["health"]')
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from apps.core.errors import Forbidden
-from apps.teams.models import FacilityRole, MemberRole, Membership, Team, User
+from apps.teams.models import WRITE, FacilityRole, MemberRole, Membership, Team, User
 
 
 class Asked(Protocol):
@@ -17,6 +17,12 @@ def person(request: Asked) -> User:
     """Who asks. Doors let nobody in who is not signed in: anybody else here is a mistake of ours."""
     assert isinstance(request.user, User)
     return request.user
+
+
+def may_write_by(auth: Any) -> bool:
+    """Whether what somebody came in by, a session or a token, is good for any change they may make."""
+    scopes = getattr(auth, "scopes", None)
+    return scopes is None or WRITE in scopes
 
 
 def is_admin(user: User) -> bool:

@@ -16,7 +16,20 @@ from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, Versi
 from apps.events.services import record
 from apps.teams import policies, throttles
 from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam, TeamInUse
-from apps.teams.models import FacilityRole, IdempotentAnswer, MemberRole, Membership, Quota, Team, Token, User
+from apps.teams.models import (
+    HEALTH,
+    READ,
+    SCOPES,
+    WRITE,
+    FacilityRole,
+    IdempotentAnswer,
+    MemberRole,
+    Membership,
+    Quota,
+    Team,
+    Token,
+    User,
+)
 
 # People ------------------------------------------------------------------------------------------------------------
 
@@ -504,7 +517,7 @@ def _quota_facts(entries: Mapping[str, QuotaEntry]) -> dict[str, Any]:
 
 # Tokens ------------------------------------------------------------------------------------------------------------
 
-SCOPES: Final = ("read", "write")
+DEFAULT_SCOPES: Final = (READ, WRITE)
 _PREFIX: Final = "sy_"
 _HINT: Final = 8
 _USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
@@ -517,7 +530,7 @@ def create_token(
     user: User,
     name: str,
     at: datetime,
-    scopes: Sequence[str] = SCOPES,
+    scopes: Sequence[str] = DEFAULT_SCOPES,
     expires_at: datetime | None = None,
     actor: User | None = None,
     by: Token | None = None,
@@ -527,8 +540,10 @@ def create_token(
     Args:
         by: The token that asks, if one does: it makes none that may do more than itself, or that outlives it.
     """
-    if not scopes or set(scopes) - set(SCOPES) or "read" not in scopes:
-        raise InvalidInput.of("scopes", "must be read, or read and write", "not_a_choice")
+    if not scopes or set(scopes) - set(SCOPES) or (WRITE in scopes and READ not in scopes):
+        raise InvalidInput.of("scopes", "must be read, read and write, or health", "not_a_choice")
+    if HEALTH in scopes and not policies.may_operate(user):
+        raise InvalidInput.of("scopes", "health is for tokens of operators", "not_a_choice")
     if expires_at is not None and expires_at <= at:
         raise InvalidInput.of("expires_at", "must lie in the future", "out_of_range")
     if by is not None:
@@ -552,9 +567,9 @@ def create_token(
 
 def _within(by: Token, scopes: Sequence[str], expires_at: datetime | None) -> datetime | None:
     """When the new token ends, which is with the one that makes it unless it is to end before."""
-    if "write" not in by.scopes:
+    if WRITE not in by.scopes:
         raise Forbidden("A token that may only read makes no tokens.")
-    if wider := sorted(set(scopes) - set(by.scopes)):
+    if wider := sorted(set(scopes) - {*by.scopes, HEALTH}):  # who may write may report too
         raise InvalidInput.of("scopes", f"must be within those of your token, which lacks {', '.join(wider)}")
     if by.expires_at is None or expires_at is None:
         return expires_at or by.expires_at

@@ -74,7 +74,10 @@ class SessionAuthentication(authentication.SessionAuthentication):
 
 
 class IsSignedIn(BasePermission):
-    """Everybody whom we know; a token only as far as its scopes go."""
+    """Everybody whom we know; a token only as far as its scopes go.
+
+    What changes something needs the scope `write`, or one of those that the view names as its `token_scopes`.
+    """
 
     def has_permission(self, request: Request, view: "APIView") -> bool:
         if not (request.user and request.user.is_authenticated):
@@ -82,7 +85,10 @@ class IsSignedIn(BasePermission):
         scopes = getattr(request.auth, "scopes", None)
         if scopes is None:
             return True
-        needed = "read" if request.method in SAFE_METHODS else "write"
-        if needed not in scopes:
-            raise exceptions.PermissionDenied(f"This token lacks the scope {needed!r}.", code="scope_missing")
+        is_safe = request.method in SAFE_METHODS
+        needed = ("read",) if is_safe else getattr(view, "token_scopes", ("write",))
+        if not set(needed) & set(scopes):
+            raise exceptions.PermissionDenied(
+                f"This token lacks the scope {needed[0]!r}.", code="scope_missing"
+            )
         return True

@@ -1,15 +1,17 @@
 """What goes in and comes out: types, domains, clusters, nodes."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from apps.core.api.body import Out
 from apps.core.strict import (
     AddressName,
     Cores,
     Gib,
+    Instant,
+    Misfit,
     Name,
     Number,
     Reason,
@@ -18,8 +20,22 @@ from apps.core.strict import (
     Watts,
     WattsOrZero,
 )
-from apps.inventory.models import AcceleratorType, Cluster, Device, Domain, Node
+from apps.inventory.health import MOST_CHECKS
+from apps.inventory.models import (
+    AcceleratorType,
+    Cluster,
+    Device,
+    Domain,
+    HealthReport,
+    Node,
+    NodeFailure,
+    PaceReading,
+)
+from apps.inventory.selectors import Seen
 
+MAX_VALUE = 1e15
+CheckName = Annotated[Name, Field(max_length=60)]
+SourceName = Annotated[Name, Field(max_length=60)]
 Kind = Literal["spine", "leaf", "scale_up", "facility", "hall", "row", "rack", "cooling", "storage"]
 Speed = Annotated[Number, Field(gt=0, le=1e6)]
 Share = Annotated[Number, Field(gt=0, le=1)]
@@ -143,10 +159,14 @@ class NodeOut(Out):
     cooling: str | None
     storage: str | None
     idle_w: float
-    speed: float
+    speed: float = Field(description="As declared.")
+    measured_speed: float = Field(
+        description="What jobs saw of it, as a share of its speed; below 1: a straggler. Placement counts on both."
+    )
     health: str
     health_reason: str
     health_since_at: datetime | None
+    health_by: str = Field(description="Whose word it is: of a person, reports, failures, or nobody's.")
     cooldown_until_at: datetime | None
     is_drain_asked: bool
 
@@ -170,7 +190,9 @@ class NodeOut(Out):
             "storage": None if row.storage is None else row.storage.name,
             "idle_w": row.idle_w,
             "speed": row.speed,
+            "measured_speed": row.measured_speed,
             "health": row.health,
+            "health_by": row.health_by,
             "health_reason": row.health_reason,
             "health_since_at": row.health_since_at,
             "cooldown_until_at": row.cooldown_until_at,
@@ -187,20 +209,143 @@ class DeviceOut(Out):
     claimed_share: float
 
 
-class NodeDetailOut(NodeOut):
-    devices: list[DeviceOut]
+class CheckOut(Out):
+    name: str
+    ok: bool
+    value: float | None
+    message: str
+
+
+class HealthReportOut(Out):
+    """What a source said once, or several times in a row."""
+
+    source: str
+    status: str
+    verdict: str = Field(description="What it comes to by the rules: healthy, suspect or failed.")
+    checks: list[CheckOut]
+    first_at: datetime
+    at: datetime
+    n_reports: int
 
     @classmethod
-    def with_devices(cls, row: Node, devices: list[Device]) -> "NodeDetailOut":
+    def of(cls, row: HealthReport) -> "HealthReportOut":
+        return cls(
+            source=row.source,
+            status=row.status,
+            verdict=row.verdict,
+            checks=[CheckOut(**check) for check in row.checks],
+            first_at=row.first_at,
+            at=row.at,
+            n_reports=row.n_reports,
+        )
+
+
+class NodeFailureOut(Out):
+    """An attempt that went wrong here."""
+
+    job_id: int
+    kind: str
+    at: datetime
+    blame: float = Field(description="How far it is the node's: 0 is not at all, 1 is all of it.")
+
+    @classmethod
+    def of(cls, row: NodeFailure) -> "NodeFailureOut":
+        return cls(job_id=row.job_id, kind=row.kind, at=row.at, blame=row.blame)
+
+
+class PaceOut(Out):
+    """How it did beside the other nodes of one job."""
+
+    job_id: int
+    relative_speed: float
+    slow_since_at: datetime | None = Field(description="null: it keeps pace.")
+    at: datetime
+
+    @classmethod
+    def of(cls, row: PaceReading) -> "PaceOut":
+        return cls(
+            job_id=row.job_id,
+            relative_speed=row.relative_speed,
+            slow_since_at=row.slow_since_at,
+            at=row.at,
+        )
+
+
+class SeenOut(Out):
+    """What was seen of a node, the newest first."""
+
+    reports: list[HealthReportOut]
+    failures: list[NodeFailureOut]
+    paces: list[PaceOut]
+    n_quarantines: int = Field(description="In a row; each doubles the cool-down.")
+
+    @classmethod
+    def of(cls, row: Node, seen: Seen) -> "SeenOut":
+        return cls(
+            reports=[HealthReportOut.of(one) for one in seen.reports],
+            failures=[NodeFailureOut.of(one) for one in seen.failures],
+            paces=[PaceOut.of(one) for one in seen.paces],
+            n_quarantines=row.n_quarantines,
+        )
+
+
+class NodeDetailOut(NodeOut):
+    devices: list[DeviceOut]
+    seen: SeenOut | None = Field(description="For operators and auditors; null for others.")
+
+    @classmethod
+    def with_devices(cls, row: Node, devices: list[Device], seen: Seen | None) -> "NodeDetailOut":
         shares = [DeviceOut(index=one.index, claimed_share=float(one.claimed_share)) for one in devices]
-        return cls(**cls.fields_of(row), devices=shares)
+        return cls(**cls.fields_of(row), devices=shares, seen=None if seen is None else SeenOut.of(row, seen))
 
 
 class WhyIn(Strict):
     reason: Reason = ""
 
 
+class CheckIn(Strict):
+    """One thing that a probe looked at."""
+
+    name: CheckName
+    ok: bool
+    value: Annotated[Number, Field(ge=-MAX_VALUE, le=MAX_VALUE)] | None = None
+    message: Annotated[Reason, Field(max_length=300)] = ""
+
+
 class HealthIn(Strict):
-    health: Literal["healthy", "suspect", "failed"]
+    """Either a person's word (`health`), which reports do not take back, or the report of a probe or an agent
+    (`status`), which is judged by the rules together with those before it.
+    """
+
+    health: Literal["healthy", "suspect", "failed"] | None = None
     reason: Reason = ""
-    cooldown_s: SecondsOrZero = 0.0
+    cooldown_s: SecondsOrZero | None = Field(
+        None, description="How long it rests after it failed; not said: as the rules have it."
+    )
+    status: Literal["ok", "degraded", "failed"] | None = None
+    source: SourceName | None = Field(None, description="Who reports; each source is judged by itself.")
+    checks: Annotated[list[CheckIn], Field(max_length=MOST_CHECKS)] = []
+    at: Instant | None = Field(
+        None,
+        description="When it was looked at; now, if not said. What is not newer than the last is dropped.",
+    )
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Self:
+        if self.health is None and not self.model_fields_set & _OF_A_REPORT:
+            raise Misfit("is required, or else status and source", "health", code="missing")
+        if self.health is not None:
+            for name in ("status", "source", "checks", "at"):
+                if name in self.model_fields_set:
+                    raise Misfit("does not go with health", name)
+            return self
+        for name in ("reason", "cooldown_s"):
+            if name in self.model_fields_set:
+                raise Misfit("goes with health alone", name)
+        for name in ("status", "source"):
+            if getattr(self, name) is None:
+                raise Misfit("is required", name, code="missing")
+        return self
+
+
+_OF_A_REPORT = {"status", "source", "checks", "at"}

@@ -1,6 +1,7 @@
 """The facility by REST: types, domains, clusters, nodes, and the nodes' health."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -13,11 +14,12 @@ from apps.core import clock
 from apps.core.api.body import page_schema, parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import page, refuse_unknown_parameters
-from apps.core.errors import InvalidInput, NotFound
-from apps.inventory import selectors, services
+from apps.core.errors import Forbidden, InvalidInput, NotFound
+from apps.inventory import reports, selectors, services
 from apps.inventory.api import bodies
 from apps.inventory.models import AcceleratorType, Cluster, Domain, DomainKind, Health, Node
 from apps.teams import policies
+from apps.teams.models import HEALTH
 from apps.teams.policies import person
 
 
@@ -164,7 +166,7 @@ class NodesView(APIView):
             made = services.create_node(cluster=cluster, facts=facts, actor=person(request), at=clock.now())
             return Response(_node_detail(request, made.name), status=201)
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_node_again(request), ref="name")
 
 
 class NodeView(APIView):
@@ -189,7 +191,7 @@ class NodeDrainView(APIView):
             services.drain_node(node_id=node.pk, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_node_detail(request, name))
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_node_again(request), ref="name")
 
 
 class NodeResumeView(APIView):
@@ -208,13 +210,20 @@ class NodeResumeView(APIView):
             services.resume_node(node_id=node.pk, actor=person(request), at=clock.now(), reason=body.reason)
             return Response(_node_detail(request, name))
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_node_again(request), ref="name")
 
 
 class NodeHealthView(APIView):
+    token_scopes = ("write", HEALTH)  # an agent needs no token that may do more
+
     @extend_schema(
         summary="Report a node's health",
-        description="A node that an operator drains stays so when it is well again.",
+        description=(
+            "`health` is a person's word: reports do not take it back. `status` with `source` and `checks` is the "
+            "report of a probe or an agent, which the rules judge together with those before it: a failing check "
+            "makes the node suspect or failed, good reports in a row bring it back after a cool-down. For agents "
+            "there are tokens of the scope `health`. A node that an operator drains stays so when it is well again."
+        ),
         request=bodies.HealthIn,
         responses=bodies.NodeDetailOut,
     )
@@ -222,19 +231,40 @@ class NodeHealthView(APIView):
         node = _node(request, name)
         policies.require_may_operate(person(request))
         body = parse_body(request, bodies.HealthIn)
+        if body.health is not None and not policies.may_write_by(request.auth):
+            raise Forbidden("This token may report, but not decide.")
 
         def act() -> Response:
-            services.report_health(
-                node_id=node.pk,
-                health=body.health,
-                reason=body.reason,
-                cooldown_s=body.cooldown_s,
-                actor=person(request),
-                at=clock.now(),
-            )
+            at = clock.now()
+            if body.health is not None:
+                services.report_health(
+                    node_id=node.pk,
+                    health=body.health,
+                    reason=body.reason,
+                    cooldown_s=body.cooldown_s,
+                    actor=person(request),
+                    at=at,
+                )
+            else:
+                _take_report(request, node, body, at)
             return Response(_node_detail(request, name))
 
-        return answer_once(request, act)
+        return answer_once(request, act, again=_node_again(request), ref="name")
+
+
+def _take_report(request: Request, node: Node, body: bodies.HealthIn, at: datetime) -> None:
+    assert body.status is not None
+    assert body.source is not None
+    report = reports.Report(
+        node_id=node.pk,
+        at=body.at or at,
+        status=body.status,
+        checks=tuple(
+            reports.Check(name=one.name, ok=one.ok, value=one.value, message=one.message)
+            for one in body.checks
+        ),
+    )
+    reports.take_report(report=report, source=body.source, actor=person(request), at=at)
 
 
 def _rendered(of: Callable[[Any], BaseModel]) -> Callable[[Any], dict[str, Any]]:
@@ -248,7 +278,14 @@ def _cluster_for(request: Request) -> Callable[[Cluster], dict[str, Any]]:
 
 def _node_detail(request: Request, name: str) -> dict[str, Any]:
     node = _named(selectors.node_details(person(request)), name)
-    return bodies.NodeDetailOut.with_devices(node, list(node.devices.order_by("index"))).model_dump()
+    sees_all = policies.may_operate(person(request)) or policies.is_auditor(person(request))
+    seen = selectors.seen_of(node) if sees_all else None
+    return bodies.NodeDetailOut.with_devices(node, list(node.devices.order_by("index")), seen).model_dump()
+
+
+def _node_again(request: Request) -> Callable[[str], Response]:
+    """The answer to what was done already: not kept, since what was seen of a node is not for everybody."""
+    return lambda name: Response(_node_detail(request, name))
 
 
 def _node(request: Request, name: str) -> Node:

@@ -12,7 +12,7 @@ from apps.teams.selectors import Owned
 
 Weight = Annotated[Number, Field(gt=0, lt=1e9)]
 Ceiling = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
-Scope = Literal["read", "write"]
+Scope = Literal["read", "write", "health"]
 Role = Literal["member", "lead"]
 
 
@@ -131,7 +131,10 @@ class MemberOut(Out):
 
 class TokenIn(Strict):
     name: Name
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = ["read", "write"]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)] = Field(
+        ["read", "write"],
+        description="`health` is for agents: it reports the health of nodes, and opens nothing else.",
+    )
     expires_at: Instant | None = None
 
 
