@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from heapq import nsmallest
 from itertools import islice
 from json import dumps
 from math import inf
-from typing import Any, Final, TypeVar
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db import connection, transaction
 
@@ -20,6 +22,7 @@ from apps.scheduling.snapshot import Taken, instant, rule_versions
 
 STARTS_AT_ONCE: Final = 500  # a transaction
 REASONS_AT_ONCE: Final = 20_000  # a pass; the rest is written by the passes after it
+_RENEWED_PER_S: Final = 2000.0
 USE_EVERY: Final = timedelta(seconds=60)
 # Places behind this one move with every start; telling each step to the database would cost more than planning.
 _NEAR: Final = 200
@@ -33,7 +36,7 @@ class Applied:
     n_started: int
     stale: tuple[tuple[int, str], ...]  # (job id, what was no longer so)
     n_cancelled: int
-    reasons_left: int  # reasons that are still to be written
+    reasons_left: int  # jobs whose true reason is still to be written
 
 
 def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Applied:
@@ -47,7 +50,7 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
         n_started += len(outcomes.allocations)
         stale += outcomes.stale
     cancelled = set(taken.never_satisfied)
-    waits = ranked([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
+    waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
     reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
     _write_forecasts(taken, plan.reserves, at=at)
     _write_use(taken, at=at)
@@ -67,8 +70,12 @@ def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime)
 
 def ranked(waits: Sequence[Wait], left_out: Sequence[Wait] = ()) -> list[Wait]:
     """Places among those that still wait: what the plan starts is in nobody's way any more."""
-    in_order = [*sorted(waits, key=lambda wait: wait.rank), *left_out]
+    in_order = _in_order(waits, left_out)
     return [wait if wait.rank == rank else replace(wait, rank=rank) for rank, wait in enumerate(in_order, 1)]
+
+
+def _in_order(waits: Sequence[Wait], left_out: Sequence[Wait]) -> list[Wait]:
+    return [*sorted(waits, key=attrgetter("rank")), *left_out]
 
 
 def decision_of(taken: Taken, start: Start) -> jobs.Decision:
@@ -138,85 +145,111 @@ def _batched(items: Sequence[T], n: int) -> Iterator[list[T]]:
 # Reasons -----------------------------------------------------------------------------------------------------------
 
 
+class _Written(NamedTuple):
+    """A reason as it stands in the database."""
+
+    code: str
+    sentence: str
+    rank: int
+    expected_s: float
+    written_s: float
+
+
 class _Reasons:
     """What the database says about waiting jobs, remembered, so that only what changed is written."""
 
     def __init__(self) -> None:
-        self.pass_id = 0
-        # job id: code, sentence, rank, expected start, when written
-        self.known: dict[int, tuple[str, str, int, float, float]] = {}
+        self.forget()
 
     def forget(self) -> None:
-        self.pass_id, self.known = 0, {}
+        self.pass_id, self.last_s = 0, -inf
+        self.known: dict[int, _Written] = {}
 
     def write(self, waits: Sequence[Wait], *, pass_id: int, at: datetime) -> int:
-        """Write what changed, the head of the queue first; return how many changes are left for the next pass."""
+        """Write what changed, the head of the queue first; return how many jobs have no true reason yet.
+
+        Args:
+            waits: In the order of the queue: places are counted here.
+        """
         at_s = at.timestamp()
         if not self.pass_id or self.pass_id != _pass_before(pass_id):
             self._read()
-        changed = [wait for wait in waits if self._has_changed(wait, at_s)]
-        changed.sort(key=lambda wait: wait.rank)
-        now, later = changed[:REASONS_AT_ONCE], changed[REASONS_AT_ONCE:]
+        new, old = self._changed(waits, at_s)
+        now = new[:REASONS_AT_ONCE]
+        # What has only grown old is renewed bit by bit: the oldest first, about as much each second.
+        room = int(min(max(at_s - self.last_s, 1.0) * _RENEWED_PER_S, REASONS_AT_ONCE)) - len(now)
+        if room > 0:
+            now += nsmallest(room, old, key=lambda item: self.known[item[1].job_id].written_s)
         gone = list(self.known.keys() - {wait.job_id for wait in waits})
         with transaction.atomic():
             for some in _batched(now, 5000):
-                self._upsert(some, pass_id, at)
+                _upsert(some, pass_id, at)
             if gone:
                 Reason.objects.filter(job_id__in=gone).delete()
-        for wait in now:
-            self.known[wait.job_id] = (
-                wait.code, wait.sentence, wait.rank, _expected(wait), at_s,
-            )  # fmt: skip
+        for rank, wait in now:
+            self.known[wait.job_id] = _Written(wait.code, wait.sentence, rank, _expected(wait), at_s)
         for job_id in gone:
             del self.known[job_id]
-        self.pass_id = pass_id
-        return len(later)
+        self.pass_id, self.last_s = pass_id, at_s
+        return max(0, len(new) - REASONS_AT_ONCE)
 
     def _read(self) -> None:
         self.known = {
-            job_id: (code, sentence, rank, expected.timestamp() if expected else inf, at.timestamp())
+            job_id: _Written(code, sentence, rank, expected.timestamp() if expected else inf, at.timestamp())
             for job_id, code, sentence, rank, expected, at in Reason.objects.values_list(
                 "job_id", "code", "sentence", "rank", "expected_start_at", "at"
             )
         }
 
-    def _has_changed(self, wait: Wait, at_s: float) -> bool:
-        kept = self.known.get(wait.job_id)
-        if kept is None or kept[0] != wait.code:
-            return True
-        _, sentence, rank, expected_s, written_s = kept
-        if sentence == wait.sentence and rank == wait.rank and expected_s == _expected(wait):
-            return False
-        return wait.rank <= _NEAR or at_s - written_s >= _STALE_REASON_S
+    def _changed(
+        self, waits: Sequence[Wait], at_s: float
+    ) -> tuple[list[tuple[int, Wait]], list[tuple[int, Wait]]]:
+        """Those to be told now, with their places, and those about which something else is out of date."""
+        new: list[tuple[int, Wait]] = []
+        old: list[tuple[int, Wait]] = []
+        known, aged_s = self.known, at_s - _STALE_REASON_S
+        for rank, wait in enumerate(waits, 1):
+            kept = known.get(wait.job_id)
+            if kept is None or kept.code != wait.code:
+                new.append((rank, wait))
+            elif (rank <= _NEAR or kept.written_s <= aged_s) and (
+                kept.rank != rank or kept.sentence != wait.sentence or kept.expected_s != _expected(wait)
+            ):
+                (new if rank <= _NEAR else old).append((rank, wait))
+        return new, old
 
-    def _upsert(self, waits: Sequence[Wait], pass_id: int, at: datetime) -> None:
-        with connection.cursor() as cursor:
-            # A job may be gone from the ledger's queue by now, but never from the ledger.
-            cursor.execute(
-                "INSERT INTO scheduling_reason"
-                " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at)"
-                " SELECT job_id, %s, %s, code, left(sentence, 1000), binding::jsonb, facts::jsonb, rank, expected"
-                " FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[],"
-                " %s::timestamptz[])"
-                " AS new(job_id, code, sentence, binding, facts, rank, expected)"
-                " ON CONFLICT (job_id) DO UPDATE SET pass_id = excluded.pass_id, at = excluded.at,"
-                " code = excluded.code, sentence = excluded.sentence, binding = excluded.binding,"
-                " facts = excluded.facts, rank = excluded.rank, expected_start_at = excluded.expected_start_at",
-                [
-                    pass_id,
-                    at,
-                    [wait.job_id for wait in waits],
-                    [wait.code for wait in waits],
-                    [wait.sentence for wait in waits],
-                    [dumps(wait.blocked_by) for wait in waits],
-                    [dumps(plain(wait.facts)) for wait in waits],
-                    [wait.rank for wait in waits],
-                    [
-                        None if wait.expected_start_s is None else instant(wait.expected_start_s)
-                        for wait in waits
-                    ],
-                ],
-            )
+
+def _upsert(waits: Sequence[tuple[int, Wait]], pass_id: int, at: datetime) -> None:
+    rows = [
+        {
+            "job_id": wait.job_id,
+            "code": wait.code,
+            "sentence": wait.sentence,
+            "binding": list(wait.blocked_by),
+            "facts": plain(wait.facts),
+            "rank": rank,
+            "expected": None if wait.expected_start_s is None else _iso(instant(wait.expected_start_s)),
+        }
+        for rank, wait in waits
+    ]
+    with connection.cursor() as cursor:
+        # One text for all rows: the driver goes over each element of an array. A job may be gone from the ledger's
+        # queue by now, but never from the ledger.
+        cursor.execute(
+            "INSERT INTO scheduling_reason"
+            " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at)"
+            " SELECT job_id, %s, %s, code, left(sentence, 1000), binding, facts, rank, expected"
+            " FROM json_to_recordset(%s::json) AS new(job_id bigint, code text, sentence text, binding jsonb,"
+            " facts jsonb, rank int, expected timestamptz)"
+            " ON CONFLICT (job_id) DO UPDATE SET pass_id = excluded.pass_id, at = excluded.at,"
+            " code = excluded.code, sentence = excluded.sentence, binding = excluded.binding,"
+            " facts = excluded.facts, rank = excluded.rank, expected_start_at = excluded.expected_start_at",
+            [pass_id, at, dumps(rows)],
+        )
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
 
 
 _reasons = _Reasons()
@@ -237,9 +270,15 @@ def _expected(wait: Wait) -> float:
     return inf if wait.expected_start_s is None else wait.expected_start_s
 
 
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+
+
 def plain(value: Any) -> Any:
     """Facts as JSON knows them: numbers that are none become absent, numpy's become Python's."""
-    if isinstance(value, Mapping):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict or isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(inner) for inner in value]

@@ -8,6 +8,7 @@ Nothing depends on messages, and another process remembers for itself. In doubt 
 table, somebody's open transaction, a number of rows that does not add up, an error half way) all is read anew.
 """
 
+import gc
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -48,6 +49,8 @@ from apps.scheduling.engine.facts import (
 from apps.scheduling.selectors import current_policy
 
 HORIZON: Final = timedelta(days=60)  # reservations further ahead do not matter yet
+_OPEN: Final = [State.QUEUED.value, *sorted(state.value for state in HOLDING)]
+_MANY: Final = 2000
 PREVIEW_ID: Final = 0  # id of a gang that is not in the ledger
 
 Row = tuple[Any, ...]
@@ -560,7 +563,7 @@ class _Reader:
         memory, known = self.memory, self.memory.jobs
         stamps = self.rows(
             "SELECT id, version, transaction_id, state FROM jobs_job WHERE state = ANY(%s) ORDER BY id",
-            [State.QUEUED.value, *sorted(state.value for state in HOLDING)],
+            _OPEN,
         )
         memory.jobs, memory.booked, memory.dependent = {}, set(), frozenset()
         missing = []
@@ -576,13 +579,22 @@ class _Reader:
         memory.queue = {row[0]: memory.jobs[row[0]].gang for row in stamps if row[3] == State.QUEUED}
 
     def _read_missing(self, job_ids: list[int]) -> None:
-        if job_ids:
-            self._remember(
-                self.rows(
-                    f"SELECT {_GANG_COLUMNS} FROM {_GANG_TABLES} WHERE job.id = ANY(%s)",  # noqa: S608
-                    job_ids,
-                )
-            )
+        if not job_ids:
+            return
+        query = f"SELECT {_GANG_COLUMNS} FROM {_GANG_TABLES}"  # noqa: S608 (words of our own)
+        if len(job_ids) < _MANY:
+            self._remember(self.rows(f"{query} WHERE job.id = ANY(%s)", job_ids))
+            return
+        # Nothing of all this is garbage; looking for some among a hundred thousand new objects costs half of the time.
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            wanted = set(job_ids)
+            rows = self.rows(f"{query} WHERE job.state = ANY(%s)", _OPEN)
+            self._remember([row for row in rows if row[0] in wanted])
+        finally:
+            if was_on:
+                gc.enable()
 
     def _remember(self, rows: list[Row]) -> None:
         self._read_shapes({row[5]: row[0] for row in rows if row[5] not in self.memory.shapes})
