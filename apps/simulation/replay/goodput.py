@@ -194,16 +194,22 @@ class Application:
         times = [time_s for n in self.sizes(n_devices) if (time_s := self.best_s(n)) is not None]
         return min(times, default=None)
 
-    def elastic(self, asked: int, most: int) -> Elastic:
-        """Rate of progress at each number of devices, relative to that on those asked for.
+    def elastic(self, preferred: int, most: int, least_efficiency: float = 0.0) -> Elastic:
+        """Rate of progress at each number of devices, relative to that on the preferred number.
 
-        A number that is no faster than a smaller one has the smaller one's rate. The table ends at the fastest.
+        A number that is no faster than a smaller one has the smaller one's rate. The table ends at the fastest, or
+        before it at the last at which a device brings the job forward at least `least_efficiency` times as fast as a
+        single one does; never below the preferred number.
         """
-        base_s = self.reach_s(asked)
-        if base_s is None:
-            raise BadTrace(f"{self.training.name}: has no profile on {asked} devices")
-        times = {n: time_s for n in self.sizes(max(most, asked)) if (time_s := self.reach_s(n)) is not None}
-        times.setdefault(asked, base_s)
-        top = max(asked, min(n for n, time_s in times.items() if time_s == min(times.values())))
+        base_s, single_s = self.reach_s(preferred), self.reach_s(1)
+        if base_s is None or single_s is None:
+            raise BadTrace(f"{self.training.name}: has no profile on {preferred} devices, or on one")
+        times = {
+            n: time_s for n in self.sizes(max(most, preferred)) if (time_s := self.reach_s(n)) is not None
+        }
+        times.setdefault(preferred, base_s)
+        fastest = min(n for n, time_s in times.items() if time_s == min(times.values()))
+        worthwhile = max(n for n, time_s in times.items() if single_s / time_s / n >= least_efficiency)
+        top = max(preferred, min(fastest, worthwhile))
         points = tuple((n, round(base_s / times[n], 6)) for n in sorted(times) if n <= top)
         return Elastic(points[0][0], top, points)

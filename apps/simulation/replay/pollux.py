@@ -18,6 +18,7 @@ from apps.simulation.replay.training import (
     NodeKind,
     Replay,
     Run,
+    Sizing,
     TrainingJob,
     first,
 )
@@ -88,24 +89,28 @@ def applications(
 
 
 def job_of(
-    request: Request, applications: Mapping[str, Application], *, elastic: bool, most: int
+    request: Request, applications: Mapping[str, Application], sizing: Sizing | None, *, most: int
 ) -> TrainingJob:
-    """Rigid: as many devices and as large a batch as asked for. Elastic: as many as the profile makes use of."""
+    """Rigid: as many devices and as large a batch as asked for. Elastic: as many as are of use, up to `most`."""
     application = applications.get(request.application)
     if application is None:
         raise BadTrace(f"{request.name}: there is no profile of {request.application}")
-    work_s = (
-        application.reach_s(request.n_gpus) if elastic else application.time_s(request.n_gpus, request.batch)
-    )
+    n_gpus, elastic = request.n_gpus, None
+    if sizing is None:
+        work_s = application.time_s(n_gpus, request.batch)
+    else:
+        n_gpus = sizing.preferred or n_gpus
+        elastic = application.elastic(n_gpus, most, sizing.least_efficiency)
+        work_s = application.reach_s(n_gpus)
     if work_s is None:
-        raise BadTrace(f"{request.name}: has no profile on {request.n_gpus} devices, batch {request.batch}")
+        raise BadTrace(f"{request.name}: has no profile on {n_gpus} devices, batch {request.batch}")
     return TrainingJob(
         request.name,
         request.submit_s,
-        request.n_gpus,
+        n_gpus,
         round(work_s + RESTART_S, 3),
         restart_s=RESTART_S,
-        elastic=application.elastic(request.n_gpus, most) if elastic else None,
+        elastic=elastic,
     )
 
 
@@ -124,7 +129,7 @@ def replay_of(
     applications: Mapping[str, Application],
     *,
     load: str,
-    elastic: bool,
+    sizing: Sizing | None = None,
     limit: int | None,
     reference: dict[str, Any] | None = None,
 ) -> Replay:
@@ -134,25 +139,26 @@ def replay_of(
         Run(
             name,
             cluster,
-            first((job_of(row, applications, elastic=elastic, most=cluster.n_gpus) for row in rows), limit),
+            first((job_of(row, applications, sizing, most=cluster.n_gpus) for row in rows), limit),
         )
         for name, rows in requests.items()
     )
     how = (
         (
-            "Elastic: from 1 device to as many as the profile makes use of, the user's number preferred; the best "
-            "batch size for each number and epoch is known beforehand (Pollux learns it as the job runs).",
-            "Between measured numbers of devices the rate is in proportion; devices that add nothing count as idle.",
-            f"A job's work is safe every 60 s; each new placement costs {RESTART_S:g} s, as published.",
+            f"Rigid: the number of GPUs and the batch size that the user asked for, as Tiresias runs them; the first "
+            f"start costs {RESTART_S:g} s, as published, and a job keeps its placement to the end.",
         )
-        if elastic
+        if sizing is None
         else (
-            "Rigid: the number of GPUs and the batch size that the user asked for, as Tiresias runs them.",
-            f"The first start costs {RESTART_S:g} s, as published; a job keeps its placement to the end.",
+            f"{sizing.told}; the best batch size for each number and epoch is known beforehand (Pollux learns it as "
+            "the job runs).",
+            "Between measured numbers of devices the rate is in proportion; devices that add nothing count as idle.",
+            f"The first start costs {RESTART_S:g} s of work at the preferred size. Another size costs nothing here, "
+            f"{RESTART_S:g} s in the published simulator: mean_jct_resize_cost_added charges it.",
         )
     )
     return Replay(
-        told={"trace": "pollux", "load": load, "elastic": elastic},
+        told={"trace": "pollux", "load": load, "elastic": sizing is not None},
         runs=runs,
         reference=reference if limit is None else None,
         protocol=(

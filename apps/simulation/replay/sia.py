@@ -19,6 +19,7 @@ from apps.simulation.replay.training import (
     NodeKind,
     Replay,
     Run,
+    Sizing,
     TrainingJob,
     first,
 )
@@ -65,35 +66,35 @@ def applications(
     }
 
 
-def _time_s(application: Application, request: Request, *, elastic: bool) -> float | None:
-    if elastic:
-        return application.reach_s(request.n_gpus)
-    return application.time_s(request.n_gpus, request.batch)
+def _time_s(application: Application, request: Request, sizing: Sizing | None) -> float | None:
+    if sizing is None:
+        return application.time_s(request.n_gpus, request.batch)
+    return application.reach_s(sizing.preferred or request.n_gpus)
 
 
 def speeds(
-    requests: Iterable[Request], applications: Mapping[str, ByType], *, elastic: bool
+    requests: Iterable[Request], applications: Mapping[str, ByType], sizing: Sizing | None
 ) -> Mapping[str, float]:
-    """Speed of each type against the reference: geometric mean over the jobs, each at the size it asks for."""
+    """Speed of each type against the reference: geometric mean over the jobs, each at the size it is to have."""
     reference = NODES[0].accelerator
     logs: dict[str, list[float]] = {kind.accelerator: [] for kind in NODES}
     for request in requests:
         by_type = applications.get(request.application, {})
-        base_s = _time_s(by_type[reference], request, elastic=elastic) if reference in by_type else None
+        base_s = _time_s(by_type[reference], request, sizing) if reference in by_type else None
         for kind, application in by_type.items():
-            time_s = _time_s(application, request, elastic=elastic)
+            time_s = _time_s(application, request, sizing)
             if time_s is not None and base_s is not None:
                 logs[kind].append(log(base_s / time_s))
     return {kind: round(exp(fmean(values)), 4) if values else 1.0 for kind, values in logs.items()}
 
 
-def job_of(request: Request, applications: Mapping[str, ByType], *, elastic: bool) -> TrainingJob:
+def job_of(request: Request, applications: Mapping[str, ByType], sizing: Sizing | None) -> TrainingJob:
     """Its time is that on the reference type; it accepts every type on which it was profiled at its size."""
     by_type = applications.get(request.application, {})
     times = {
         kind: time_s
         for kind, application in by_type.items()
-        if (time_s := _time_s(application, request, elastic=elastic)) is not None
+        if (time_s := _time_s(application, request, sizing)) is not None
     }
     reference = NODES[0].accelerator
     if reference not in times:
@@ -102,15 +103,19 @@ def job_of(request: Request, applications: Mapping[str, ByType], *, elastic: boo
             f"batch {request.batch}"
         )
     restart_s = RESTART_S.get(request.application, 0.0)
-    most = max(kind.n_nodes * kind.n_gpus for kind in NODES)
+    n_gpus, elastic = request.n_gpus, None
+    if sizing is not None:
+        n_gpus = sizing.preferred or n_gpus
+        most = max(kind.n_nodes * kind.n_gpus for kind in NODES)
+        elastic = by_type[reference].elastic(n_gpus, most, sizing.least_efficiency)
     return TrainingJob(
         request.name,
         request.submit_s,
-        request.n_gpus,
+        n_gpus,
         round(times[reference] + restart_s, 3),
         accelerators=tuple(sorted(times, key=times.__getitem__)),
         restart_s=restart_s,
-        elastic=by_type[reference].elastic(request.n_gpus, most) if elastic else None,
+        elastic=elastic,
     )
 
 
@@ -119,7 +124,7 @@ def replay_of(
     applications: Mapping[str, ByType],
     *,
     workloads: str,
-    elastic: bool,
+    sizing: Sizing | None = None,
     limit: int | None,
 ) -> Replay:
     """Each workload by itself on the published mixed cluster."""
@@ -131,13 +136,13 @@ def replay_of(
     for name, rows in requests.items():
         fitting = [replace(row, n_gpus=min(row.n_gpus, largest)) for row in rows]
         cut += sum(row.n_gpus > largest for row in rows)
-        speed = speeds(fitting, applications, elastic=elastic)
+        speed = speeds(fitting, applications, sizing)
         told_speeds = told_speeds or ", ".join(f"{kind} {factor:g}" for kind, factor in speed.items())
-        jobs = first((job_of(row, applications, elastic=elastic) for row in fitting), limit)
+        jobs = first((job_of(row, applications, sizing) for row in fitting), limit)
         runs.append(Run(name, Cluster(NODES, speed), jobs))
     told_nodes = ", ".join(f"{kind.n_nodes} x {kind.n_gpus} {kind.accelerator}" for kind in NODES)
     return Replay(
-        told={"trace": "sia", "workloads": workloads, "elastic": elastic},
+        told={"trace": "sia", "workloads": workloads, "elastic": sizing is not None},
         runs=tuple(runs),
         reference=None,
         protocol=(
@@ -145,9 +150,10 @@ def replay_of(
             "One speed for each type, the geometric mean over the jobs of a workload (in the first: "
             f"{told_speeds}); published: a profile for each job and type.",
             f"{cut} jobs that ask for more than {largest} GPUs ask for {largest}.",
-            "Elastic: the table of the reference type holds for every type."
-            if elastic
-            else "Rigid: the number of GPUs and the batch size that the user asked for; no job is moved.",
+            "Rigid: the number of GPUs and the batch size that the user asked for; no job is moved."
+            if sizing is None
+            else f"{sizing.told}, by the table of the reference type on every type. Another size costs nothing here, a "
+            "restart in the published simulator: mean_jct_resize_cost_added charges it.",
             "Efficiency by batch size is that of Pollux's validation profiles: the folder has none of its own.",
             "The published simulator slows every application by a factor fitted to its real cluster; not done here.",
             KNOWS,

@@ -6,6 +6,7 @@ running time, which the published policies mostly do not know. Every replay says
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -55,6 +56,24 @@ class Elastic:
     scaling: tuple[
         tuple[int, float], ...
     ]  # (devices, rate of progress relative to that on the devices asked for)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How the sizes of elastic jobs are chosen."""
+
+    preferred: int | None = None  # devices; None: as many as the user asked for
+    least_efficiency: float = 0.0  # of a device against a single one, below which no more are used
+
+    @property
+    def told(self) -> str:
+        preferred = "the user's number" if self.preferred is None else str(self.preferred)
+        most = (
+            f"while each works at least {self.least_efficiency:g} times as fast as a single one"
+            if self.least_efficiency
+            else "while they make it faster"
+        )
+        return f"Elastic: from 1 device up, {preferred} preferred, {most}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +223,11 @@ class Player:
     def n_passes(self) -> int:
         return len(self._simulation.plan_seconds)
 
+    @property
+    def n_resizes(self) -> Counter[str]:
+        """How often each job was given another size, by name."""
+        return Counter(line["job"] for line in self._simulation.lines if line["event"] == "resize")
+
 
 # -- measures -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +241,7 @@ class Ended:
     end_s: float
     held_s: float  # device-seconds
     n_starts: int
+    n_resizes: int
 
     @property
     def jct_s(self) -> float:
@@ -226,13 +251,14 @@ class Ended:
 
 def ended_of(player: Player) -> list[Ended]:
     """The jobs of a run that ended well, in order of submission."""
-    lives = player.lives
+    lives, resizes = player.lives, player.n_resizes
     rows = []
     for job in player.run.jobs:
         life = lives[job.name]
         if life.state == "succeeded" and life.first_start is not None and life.end is not None:
             held_s = float(life.held_step_s) / SHARE_STEPS
-            rows.append(Ended(job, float(life.first_start), float(life.end), held_s, life.n_attempts))
+            start_s, end_s = float(life.first_start), float(life.end)
+            rows.append(Ended(job, start_s, end_s, held_s, life.n_attempts, resizes[job.name]))
     return rows
 
 
@@ -242,6 +268,8 @@ def measures(player: Player, *, static_contention: bool) -> dict[str, float | in
     Bounded slowdown is the completion time over the running time alone (at least 10 s), not below 1. Finish-time
     fairness is the completion time over the time alone in a fair share of the cluster: alone x the jobs in the system
     for each device, at least 1; the jobs are averaged over the job's life, or (`static_contention`) all of the trace.
+    The simulator gives a job another size at no cost; `mean_jct_resize_cost_added` charges each job its restart for
+    each, and leaves out that others would wait longer too.
 
     Source: Mahajan et al., "Themis", NSDI 2020; Zheng et al., "Shockwave", NSDI 2023.
     """
@@ -269,6 +297,8 @@ def measures(player: Player, *, static_contention: bool) -> dict[str, float | in
         "worst_finish_time_fairness": max(rhos),
         "unfair_pct": 100 * sum(rho > UNFAIR for rho in rhos) / len(rhos),
         "restarts": sum(one.n_starts - 1 for one in ended),
+        "resizes": sum(one.n_resizes for one in ended),
+        "mean_jct_resize_cost_added": fmean(one.jct_s + one.n_resizes * one.job.restart_s for one in ended),
     }
 
 
@@ -300,7 +330,7 @@ def together(parts: Sequence[Mapping[str, float | int | None]]) -> dict[str, flo
         values = [value for part in parts if (value := part.get(key)) is not None]
         if not values:
             told[key] = None
-        elif key in ("jobs", "passes", "restarts"):
+        elif key in ("jobs", "passes", "restarts", "resizes"):
             told[key] = sum(values)
         elif key == "gpus" or key.startswith("worst"):
             told[key] = max(values)

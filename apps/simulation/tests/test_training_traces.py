@@ -258,6 +258,16 @@ def test_a_table_of_rates_never_falls_and_ends_at_the_fastest():
     assert (elastic.least, elastic.most) == (1, 4)  # six devices are slower than four
 
 
+def test_a_table_of_rates_ends_where_a_device_works_too_slowly():
+    application = model()
+    efficiency = {n: application.reach_s(1) / application.reach_s(n) / n for n in (1, 2, 4)}
+    between = (efficiency[2] + efficiency[4]) / 2
+
+    assert efficiency[1] > efficiency[2] > efficiency[4]
+    assert application.elastic(1, 6, between).most == 2
+    assert application.elastic(4, 6, between).most == 4  # never below what is preferred
+
+
 # -- the real traces ----------------------------------------------------------------------------------------------
 
 
@@ -284,7 +294,7 @@ def test_no_published_rigid_job_was_done_sooner_than_the_profiles_allow():
         }
     ratios = [
         published[request.workload, request.name]
-        / pollux.job_of(request, real_applications(), elastic=False, most=64).alone_s
+        / pollux.job_of(request, real_applications(), None, most=64).alone_s
         for requests in workloads.values()
         for request in requests
     ]
@@ -369,7 +379,7 @@ def test_several_workloads_are_no_one_scenario(tmp_path):
 def test_elastic_jobs_say_how_they_scale_where_a_scenario_can_say_it():
     with opened("dl-pollux-osdi21", pollux.file_of("1.0")) as lines:
         requests = pollux.chosen(pollux.read_requests(lines), 1)
-    replay = pollux.replay_of(requests, real_applications(), load="1.0", elastic=True, limit=20)
+    replay = pollux.replay_of(requests, real_applications(), load="1.0", sizing=training.Sizing(), limit=20)
     rows = training.scenario_of(replay.runs[0])["jobs"]
 
     for row, job in zip(rows, replay.runs[0].jobs, strict=True):
@@ -389,7 +399,7 @@ def test_sia_gives_no_job_more_than_the_smallest_type_has():
         applications = sia.applications(validation, placements, scalability)
     with opened("dl-sia-sosp23", sia.file_of("saturn")) as lines:
         requests = pollux.chosen(pollux.read_requests(lines), 2)
-    replay = sia.replay_of(requests, applications, workloads="saturn", elastic=False, limit=None)
+    replay = sia.replay_of(requests, applications, workloads="saturn", limit=None)
     speed = replay.runs[0].cluster.speed
 
     assert max(job.n_gpus for job in replay.runs[0].jobs) <= 16

@@ -33,6 +33,24 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ArgumentTypeError("must be a number from 0 to 1")
+    return share
+
+
+def _sizing(options: dict[str, Any]) -> training.Sizing | None:
+    if options["elastic"]:
+        return training.Sizing(options["preferred"], options["efficiency"])
+    if options["preferred"] or options["efficiency"]:
+        raise CommandError("--preferred and --efficiency go with --elastic.")
+    return None
+
+
 def _gpus_by_type(text: str) -> tuple[int, ...]:
     counts = text.split(":")
     if len(counts) != len(gavel.TYPES) or not all(n.isdigit() and int(n) <= 1_000_000 for n in counts):
@@ -109,6 +127,19 @@ class Command(BaseCommand):
             parser.add_argument("--workload", type=_count, metavar="N", help="this one alone (default: all)")
             parser.add_argument(
                 "--elastic", action="store_true", help="let jobs change their size (default: as asked for)"
+            )
+            parser.add_argument(
+                "--preferred",
+                type=_count,
+                metavar="N",
+                help="of an elastic job (default: as many as asked for)",
+            )
+            parser.add_argument(
+                "--efficiency",
+                type=_share,
+                default=0.0,
+                metavar="E",
+                help="an elastic job grows while each GPU works at least E times as fast as a single one",
             )
         models = self._trace(traces, "gavel", "jobs of known models on V100, P100 and K80")
         models.add_argument(
@@ -293,7 +324,7 @@ class Command(BaseCommand):
                 requests,
                 applications,
                 load=load,
-                elastic=options["elastic"],
+                sizing=_sizing(options),
                 limit=options["limit"],
                 reference=reference,
             )
@@ -311,7 +342,7 @@ class Command(BaseCommand):
                 pollux.chosen(pollux.read_requests(lines), options["workload"]),
                 applications,
                 workloads=options["workloads"],
-                elastic=options["elastic"],
+                sizing=_sizing(options),
                 limit=options["limit"],
             )
 
