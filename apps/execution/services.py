@@ -11,11 +11,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db import connection
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 
 from apps.core.errors import DomainError, OutsideError
 from apps.events.services import record
+from apps.execution import blame
 from apps.execution.backends.base import Backend, Order, Seen, StopOrder
 from apps.execution.backends.choice import backend_of, local_backend_of
 from apps.execution.models import SimulatedRun
@@ -103,7 +104,7 @@ def _carry_out(
     at: datetime,
 ) -> bool:
     """Do it; return whether there may be something new to see."""
-    _report(actions, at)
+    _report(actions, {run.allocation_id: run for run in seen}, at)
     closed = _closed(actions)
     backend.forget(closed)
     if closed:
@@ -190,18 +191,19 @@ def _cause(desired: str, cause: str, has_failed_node: bool) -> Cause:
 # Reporting -------------------------------------------------------------------------------------------------------
 
 
-def _report(actions: Sequence[Action], at: datetime) -> None:
+def _report(actions: Sequence[Action], runs: Mapping[int, Seen], at: datetime) -> None:
     for action in actions:
         if not isinstance(action, ReportStarted | ReportEnded):
             continue
         try:
-            _report_one(action, at)
+            _report_one(action, runs.get(action.allocation_id), at)
         except DomainError:
             # One report the ledger does not take must not keep the others from it.
             _log.exception("The ledger refused %s", action)
 
 
-def _report_one(action: ReportStarted | ReportEnded, at: datetime) -> None:
+@transaction.atomic
+def _report_one(action: ReportStarted | ReportEnded, run: Seen | None, at: datetime) -> None:
     if isinstance(action, ReportStarted):
         jobs.allocation_started(
             allocation_id=action.allocation_id, fence=action.fence, at=action.started_at or at
@@ -218,6 +220,22 @@ def _report_one(action: ReportStarted | ReportEnded, at: datetime) -> None:
         exit_code=action.exit_code,
         message=message,
     )
+    _count(action, run, at)
+
+
+def _count(action: ReportEnded, run: Seen | None, at: datetime) -> None:
+    """Count an end against its nodes, in the transaction in which the ledger learns of it: once, and surely.
+
+    A database that fails undoes both, to be done again. Any other trouble is a mistake of ours, which must not keep
+    the ledger from learning of ends.
+    """
+    try:
+        with transaction.atomic():
+            blame.count_against_nodes(action, run, at)
+    except DatabaseError:
+        raise
+    except Exception:
+        _log.exception("It could not be told whose fault %s is", action)
 
 
 def _said_before(allocation_id: int) -> str:
@@ -285,7 +303,7 @@ def _to_launch(allocation_ids: Sequence[int]) -> QuerySet[Allocation]:
     return (
         Allocation.objects.filter(pk__in=allocation_ids, ended_at=None, desired_state=Desired.RUN)
         .exclude(job__desired_stop_at__isnull=False)
-        .select_related("job", "job__team", "job__user")
+        .select_related("job", "job__team", "job__user", "cluster")
         .prefetch_related("placements__node__accelerator_type", "placements__claims__device")
         .order_by("id")
     )
@@ -311,6 +329,9 @@ def _note_refusal(backend: Backend, allocation: Allocation, error: OutsideError,
             allocation_id=allocation.pk, job_id=allocation.job_id, fence=allocation.fence, grace_s=0.0
         )
         backend.stop([stop], at=at)
+        if not error.permanent and allocation.cluster.backend == Kind.LOCAL:
+            # Of other clusters it is the cluster that refuses, and no node of it.
+            blame.count_refusal(allocation, at)
 
 
 # Orders ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ from celery import shared_task
 from celery.signals import worker_ready
 
 from apps.core import clock
-from apps.execution import bell, services
+from apps.execution import bell, probing, services
 
 
 @shared_task(name="execution.reconcile", ignore_result=True)
@@ -13,6 +13,11 @@ def reconcile() -> None:
 @shared_task(name="execution.prune_logs", ignore_result=True)
 def prune_logs() -> None:
     services.prune_logs(at=clock.now())
+
+
+@shared_task(name="execution.probe", ignore_result=True)
+def probe() -> None:
+    probing.probe_all(at=clock.now())
 
 
 worker_ready.connect(bell.listen_in_worker)

@@ -39,10 +39,13 @@ class Rule:
 RULES: Final = (
     Rule("status:failed", Health.FAILED),
     Rule("status:degraded", Health.SUSPECT),
-    # Work on these is lost already, or will be wrong.
-    Rule("ecc_uncorrected*", Health.FAILED, n_good=5),
-    Rule("device_missing*", Health.FAILED, n_good=5),
-    Rule("xid*", Health.FAILED, n_good=5),
+    # The device is off the bus: what runs there hangs, and mostly the whole machine does.
+    Rule("xid_79", Health.FAILED, n_good=5),
+    # What used that device is dead already; work on the others may end in peace.
+    Rule("ecc_uncorrected*", Health.SUSPECT, n_good=5),
+    Rule("device_missing*", Health.SUSPECT, n_bad=2, n_good=5),
+    Rule("xid*", Health.SUSPECT, n_good=5),
+    Rule("driver*", Health.SUSPECT, n_bad=2),
     # What runs may end well, but new work would start badly.
     Rule("disk_space*", Health.SUSPECT, n_bad=2),
     Rule("temperature*", Health.SUSPECT, n_bad=3),

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from apps.core.errors import OutsideError
 
@@ -103,6 +103,7 @@ class Seen:
     exit_code: int | None = None  # 128 + n when signal n ended it
     reason: EndReason | None = None  # when it has ended
     message: str = ""
+    nodes_at_fault: tuple[str, ...] = ()  # names, where the backend can tell whose fault the end was
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +135,46 @@ class Backend(Protocol):
 
     def read_log(self, allocation_id: int, *, rank: int, stream: Stream, offset: int, limit: int) -> LogChunk:
         """Read at most `limit` bytes of what a replica wrote, from byte `offset` on."""
+
+
+# Probing nodes -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedNode:
+    """A node as the facility knows it: what is found there is held against this."""
+
+    name: str
+    n_devices: int
+    has_accelerators: bool  # False: its devices are no hardware of their own, but slots
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """One thing that was looked at. What a failing check comes to stands in `apps/inventory/health.py`."""
+
+    name: str
+    ok: bool
+    value: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a probe found on one node. `failed` and `degraded` are said where no check says what is wrong."""
+
+    node: str
+    status: Literal["ok", "degraded", "failed"] = "ok"
+    checks: tuple[NodeCheck, ...] = ()
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A backend that can tell how its nodes are. Optional: one that can not tell has no such method."""
+
+    def probe(self, nodes: Sequence[ProbedNode], *, at: datetime) -> list[NodeReport]:
+        """Look at these nodes; at most one report each, and none of a node that nothing is known of.
+
+        Not to reach a node is no finding about it, unless somebody who did reach it says so. Changes nothing, and
+        raises OutsideError where the cluster does not answer.
+        """

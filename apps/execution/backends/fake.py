@@ -8,7 +8,10 @@ from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
     EndReason,
     LogChunk,
+    NodeCheck,
+    NodeReport,
     Order,
+    ProbedNode,
     RunState,
     Seen,
     StaleFence,
@@ -33,6 +36,8 @@ class FakeBackend:
         self.is_away = False
         self.is_deaf = False
         self.refusing: OutsideError | None = None
+        self.faults: dict[str, tuple[NodeCheck, ...]] = {}
+        self.unseen: set[str] = set()  # nodes that a probe does not reach
 
     def launch(self, orders: Sequence[Order], *, at: datetime) -> dict[int, OutsideError]:
         self._require_contact()
@@ -105,6 +110,15 @@ class FakeBackend:
         end = offset + len(data)
         return LogChunk(data.decode(errors="replace"), end, is_complete=is_over and end >= len(text))
 
+    def probe(self, nodes: Sequence[ProbedNode], *, at: datetime) -> list[NodeReport]:
+        self._require_contact()
+        answering = NodeCheck("answering", ok=True)
+        return [
+            NodeReport(node=node.name, checks=(answering, *self.faults.get(node.name, ())))
+            for node in nodes
+            if node.name not in self.unseen
+        ]
+
     # What a test does to it
 
     def end(
@@ -115,6 +129,7 @@ class FakeBackend:
         exit_code: int | None = 0,
         reason: EndReason = EndReason.EXITED,
         message: str = "",
+        nodes_at_fault: tuple[str, ...] = (),
     ) -> None:
         """Let a run end."""
         self.runs[allocation_id] = replace(
@@ -124,6 +139,7 @@ class FakeBackend:
             exit_code=exit_code,
             reason=reason,
             message=message,
+            nodes_at_fault=nodes_at_fault,
         )
 
     def lose(self, allocation_id: int) -> None:

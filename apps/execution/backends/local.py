@@ -25,10 +25,13 @@ from typing import Any, Final
 
 from apps.core.errors import OutsideError
 from apps.execution import shepherd
+from apps.execution.backends import local_probe
 from apps.execution.backends.base import (
     EndReason,
     LogChunk,
+    NodeReport,
     Order,
+    ProbedNode,
     Replica,
     RunState,
     Seen,
@@ -121,6 +124,19 @@ class LocalBackend:
         if cut:
             data, next_offset = data[:-cut], next_offset - cut
         return LogChunk(data.decode(errors="replace"), next_offset, is_complete=is_over and is_at_end)
+
+    def probe(self, nodes: Sequence[ProbedNode], *, at: datetime) -> list[NodeReport]:
+        """All its nodes are this machine."""
+        if not nodes:
+            return []
+        with self._locked():
+            pass  # the spool is there, and can be used
+        of_machine = local_probe.machine_checks(self._spool)
+        gpus = local_probe.gpus()
+        return [
+            NodeReport(node=node.name, checks=(*of_machine, *local_probe.gpu_checks(node, gpus)))
+            for node in nodes
+        ]
 
     # Housekeeping
 

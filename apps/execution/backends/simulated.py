@@ -15,7 +15,10 @@ from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
     EndReason,
     LogChunk,
+    NodeCheck,
+    NodeReport,
     Order,
+    ProbedNode,
     RunState,
     Seen,
     StaleFence,
@@ -23,6 +26,7 @@ from apps.execution.backends.base import (
     Stream,
 )
 from apps.execution.models import SimulatedRun
+from apps.inventory.models import Cluster
 
 # First half of the advisory lock's key; the second is the cluster's id.
 _LOCK_CLASS = 0x51AD
@@ -132,6 +136,13 @@ class SimulatedBackend:
         end = min(start + max(limit, 1), len(text))
         return LogChunk(text[start:end], end, is_complete=seen.state == RunState.ENDED and end == len(text))
 
+    def probe(self, nodes: Sequence[ProbedNode], *, at: datetime) -> list[NodeReport]:
+        """All is well, but for what the cluster's configuration plays: `{"faults": {node: {check: message}}}`."""
+        config = Cluster.objects.values_list("config", flat=True).filter(pk=self._cluster_id).first() or {}
+        faults = config.get("faults")
+        played = faults if isinstance(faults, dict) else {}
+        return [NodeReport(node=node.name, checks=_played(played.get(node.name))) for node in nodes]
+
     def _rows(self, allocation_ids: Sequence[int]) -> dict[int, SimulatedRun]:
         rows = SimulatedRun.objects.filter(cluster=self._cluster_id, allocation_id__in=allocation_ids)
         return {row.allocation_id: row for row in rows}
@@ -139,6 +150,12 @@ class SimulatedBackend:
     def _lock(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK_CLASS, self._cluster_id])
+
+
+def _played(faults: object) -> tuple[NodeCheck, ...]:
+    if not isinstance(faults, dict):
+        return (NodeCheck("simulated", ok=True),)
+    return tuple(NodeCheck(str(name), ok=False, message=str(said)) for name, said in sorted(faults.items()))
 
 
 def _look(row: SimulatedRun | _Facts, at: datetime) -> Seen:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from apps.execution.backends.base import Backend, EndReason, Order, RunState, StaleFence
+from apps.execution.backends.base import (
+    Backend,
+    EndReason,
+    Order,
+    ProbedNode,
+    Probing,
+    RunState,
+    StaleFence,
+)
 from apps.execution.backends.fake import FakeBackend
 from apps.execution.backends.local import LocalBackend
 from apps.execution.backends.simulated import SimulatedBackend
@@ -175,3 +183,24 @@ def test_reading_behind_the_end_of_a_log_tells_where_that_is(backend: Backend) -
 
 def test_there_is_no_log_of_what_was_never_launched(backend: Backend) -> None:
     assert backend.read_log(7, rank=0, stream="stdout", offset=0, limit=100).text == ""
+
+
+def test_a_probe_tells_of_the_nodes_it_was_asked_about_and_of_no_others(backend: Backend) -> None:
+    assert isinstance(backend, Probing)
+    asked = [ProbedNode(name=name, n_devices=2, has_accelerators=False) for name in ("a", "b")]
+
+    found = backend.probe(asked, at=now())
+
+    assert sorted(one.node for one in found) == ["a", "b"]
+    assert all(one.checks for one in found)
+    assert backend.probe([], at=now()) == []
+
+
+def test_a_probe_changes_nothing(backend: Backend) -> None:
+    assert isinstance(backend, Probing)
+    backend.launch([endless()], at=now())
+    before = wait_for(backend, RunState.RUNNING)
+
+    backend.probe([ProbedNode(name="here", n_devices=1, has_accelerators=False)], at=now())
+
+    assert backend.list_seen(at=now()) == [before]

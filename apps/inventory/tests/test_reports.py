@@ -46,10 +46,10 @@ def test_a_failing_check_makes_a_node_suspect_or_failed_and_says_why():
     made = node()
     report(made, 0, "fabric")
     assert state(made) == ("suspect", "reports")
-    report(made, 1, "ecc_uncorrected")
+    report(made, 1, "xid_79")
 
     assert state(made) == ("failed", "reports")
-    assert made.health_reason == "agent: ecc_uncorrected"
+    assert made.health_reason == "agent: xid_79"
     event = Event.objects.filter(kind="node.health_changed").latest("id")
     assert (event.before["health"], event.after["health"], event.is_audit) == ("suspect", "failed", True)
 
@@ -74,7 +74,7 @@ def test_a_report_that_comes_twice_or_late_counts_once():
 
 def test_a_node_comes_back_after_good_reports_and_a_cool_down():
     made = node()
-    report(made, 0, "ecc_uncorrected")
+    report(made, 0, "xid_79")
     for minute in (1, 2, 3, 4):
         report(made, minute)
     assert state(made)[0] == "failed"
