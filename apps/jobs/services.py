@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -73,10 +73,19 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """An allocation that was just made."""
+
+    id: int
+    job_id: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcomes:
     """What became of a batch of decisions."""
 
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[Bound, ...]
     stale: tuple[tuple[int, str], ...]  # (job id, what was no longer so)
 
 
@@ -438,7 +447,33 @@ def allocate(
     outcomes = allocate_many(decisions=[decision], pass_id=pass_id, at=at)
     if outcomes.stale:
         raise Stale(outcomes.stale[0][1], job_id=job_id)
-    return outcomes.allocations[0]
+    return Allocation.objects.get(pk=outcomes.allocations[0].id)
+
+
+class _Waiting(NamedTuple):
+    """What decides whether a job may start, as it stands under the lock."""
+
+    id: int
+    team_id: int
+    name: str
+    state: str
+    desired_stop_at: datetime | None
+    is_held: bool
+    not_before_at: datetime | None
+    retry_at: datetime | None
+    array_id: int | None
+    grace_s: float
+
+
+def _locked_waiting(job_ids: Collection[int]) -> dict[int, _Waiting]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id, team_id, name, state, desired_stop_at, is_held, not_before_at, retry_at, array_id,"
+            " coalesce((spec->>'grace_s')::float8, 10.0) FROM jobs_job WHERE id = ANY(%s)"
+            " ORDER BY id FOR NO KEY UPDATE",
+            [sorted(job_ids)],
+        )
+        return {row[0]: _Waiting(*row) for row in cursor.fetchall()}
 
 
 @transaction.atomic
@@ -448,13 +483,7 @@ def allocate_many(*, decisions: Sequence[Decision], pass_id: int | None, at: dat
     Each decision is checked again under the locks, in the order given; what has gone stale is dropped whole, and
     the rest is written.
     """
-    jobs = {
-        job.pk: job
-        for job in Job.objects.filter(pk__in={d.job_id for d in decisions})
-        .order_by("id")
-        .select_for_update(of=("self",), no_key=True)
-        .defer("private")
-    }
+    jobs = _locked_waiting({decision.job_id for decision in decisions})
     ledger = _Claims(decisions)
     waits_for = _unfinished_dependencies(jobs)
     fences = dict(
@@ -462,7 +491,7 @@ def allocate_many(*, decisions: Sequence[Decision], pass_id: int | None, at: dat
     )
     array_room = _array_room(jobs.values())
     stale: list[tuple[int, str]] = []
-    taken: list[tuple[Decision, Job, Allocation]] = []
+    taken: list[tuple[Decision, _Waiting, int]] = []
     for decision in decisions:
         job = jobs.get(decision.job_id)
         why_not = _not_startable(job, at) or ledger.why_not(decision)
@@ -476,25 +505,14 @@ def allocate_many(*, decisions: Sequence[Decision], pass_id: int | None, at: dat
         ledger.take(decision)
         if job.array_id in array_room:
             array_room[job.array_id] -= 1
-        allocation = Allocation(
-            job=job,
-            cluster_id=decision.cluster_id,
-            fence=fences.get(job.pk, 0) + 1,
-            pass_id=pass_id,
-            why=dict(decision.why),
-            bound_at=at,
-            desired_power_cap_share=decision.power_cap_share,
-            grace_s=float(job.spec.get("grace_s", 10.0)),
-        )
         # A second decision for the same job is stale from here on.
-        job.state = follow(State(job.state), Trigger.ALLOCATE)
-        taken.append((decision, job, allocation))
-    if taken:
-        _write_allocations(taken, ledger, at)
-    return Outcomes(tuple(allocation for _, _, allocation in taken), tuple(stale))
+        jobs[job.id] = job._replace(state=follow(State(job.state), Trigger.ALLOCATE))
+        taken.append((decision, job, fences.get(job.id, 0) + 1))
+    bound = _write_allocations(taken, ledger, pass_id, at) if taken else ()
+    return Outcomes(bound, tuple(stale))
 
 
-def _not_startable(job: Job | None, at: datetime) -> str:
+def _not_startable(job: _Waiting | None, at: datetime) -> str:
     if job is None:
         return "is gone"
     if job.state != State.QUEUED:
@@ -518,7 +536,7 @@ def _unfinished_dependencies(jobs: Collection[int]) -> dict[int, int]:
     )
 
 
-def _array_room(jobs: Iterable[Job]) -> dict[int | None, int]:
+def _array_room(jobs: Iterable[_Waiting]) -> dict[int | None, int]:
     """How many more jobs of each limited array may run; the arrays are locked, so that none is counted twice."""
     ids = {job.array_id for job in jobs if job.array_id is not None}
     if not ids:
@@ -555,10 +573,11 @@ class _Claims:
             with connection.cursor() as cursor:
                 cursor.execute(
                     "SELECT device.id, device.node_id, device.index, device.claimed_share FROM inventory_device device"
-                    " JOIN unnest(%s::bigint[], %s::int[]) AS wanted(node_id, index)"
+                    " JOIN unnest(string_to_array(%s, ',')::bigint[], string_to_array(%s, ',')::int[])"
+                    " AS wanted(node_id, index)"
                     " ON device.node_id = wanted.node_id AND device.index = wanted.index"
                     " ORDER BY device.id FOR NO KEY UPDATE OF device",
-                    [[node for node, _ in wanted], [index for _, index in wanted]],
+                    [",".join(str(part) for part in column) for column in zip(*wanted, strict=True)],
                 )
                 for device_id, node_id, index, share in cursor.fetchall():
                     self.device_id[node_id, index] = device_id
@@ -641,34 +660,46 @@ def _node_use(node_ids: Sequence[int]) -> dict[int, tuple[float, float]]:
 
 
 def _write_allocations(
-    taken: Sequence[tuple[Decision, Job, Allocation]], ledger: _Claims, at: datetime
-) -> None:
-    rows.insert([allocation for _, _, allocation in taken])
-    placements: list[tuple[Placement, Grant]] = []
-    for decision, _, allocation in taken:
-        placements += [
-            (
-                Placement(
-                    allocation=allocation,
-                    node_id=grant.node_id,
-                    group_index=grant.group_index,
-                    n_replicas=grant.n_replicas,
-                    first_rank=grant.first_rank,
-                    cpus=grant.cpus,
-                    memory_gib=grant.memory_gib,
-                    peak_w=grant.peak_w,
-                ),
-                grant,
-            )
-            for grant in decision.placements
-        ]
-    for placement, _ in placements:
-        placement.allocation_id = placement.allocation.pk
-    rows.insert([placement for placement, _ in placements])
-    claim_of, claim_on, claim_share = [], [], []
-    for placement, grant in placements:
+    taken: Sequence[tuple[Decision, _Waiting, int]], ledger: _Claims, pass_id: int | None, at: datetime
+) -> tuple[Bound, ...]:
+    ids = rows.insert_columns(
+        Allocation,
+        len(taken),
+        {
+            "job_id": [job.id for _, job, _ in taken],
+            "cluster_id": [decision.cluster_id for decision, _, _ in taken],
+            "fence": [fence for _, _, fence in taken],
+            "why": [decision.why for decision, _, _ in taken],
+            "desired_power_cap_share": [decision.power_cap_share for decision, _, _ in taken],
+            "grace_s": [job.grace_s for _, job, _ in taken],
+        },
+        {"pass_id": pass_id, "bound_at": at},
+    )
+    grants = [
+        (allocation_id, grant)
+        for allocation_id, (decision, _, _) in zip(ids, taken, strict=True)
+        for grant in decision.placements
+    ]
+    placement_ids = rows.insert_columns(
+        Placement,
+        len(grants),
+        {
+            "allocation_id": [allocation_id for allocation_id, _ in grants],
+            **{
+                name: [getattr(grant, name) for _, grant in grants]
+                for name in (
+                    "node_id", "group_index", "n_replicas", "first_rank", "cpus", "memory_gib", "peak_w",
+                )
+            },
+        },
+        {},
+    )  # fmt: skip
+    claim_of: list[int] = []
+    claim_on: list[int] = []
+    claim_share: list[Decimal] = []
+    for placement_id, (_, grant) in zip(placement_ids, grants, strict=True):
         for index, share in grant.device_shares:
-            claim_of.append(placement.pk)
+            claim_of.append(placement_id)
             claim_on.append(ledger.device_id[grant.node_id, index])
             claim_share.append(share)
     with connection.cursor() as cursor:
@@ -676,17 +707,33 @@ def _write_allocations(
             names = ("placement_id", "device_id", "share")
             rows.copy_in(cursor, "jobs_deviceclaim", names, (claim_of, claim_on, claim_share))
         changed = sorted(ledger.changed)
+        # As one text: the driver goes over each element of an array.
         cursor.execute(
-            "UPDATE inventory_device device SET claimed_share = new.share"
-            " FROM unnest(%s::bigint[], %s::numeric[]) AS new(id, share) WHERE device.id = new.id",
-            [changed, [ledger.claimed[device_id] for device_id in changed]],
+            "UPDATE inventory_device device SET claimed_share = new.share FROM unnest("
+            " string_to_array(%s, ',')::bigint[], string_to_array(%s, ',')::numeric[]) AS new(id, share)"
+            " WHERE device.id = new.id",
+            [",".join(map(str, changed)), ",".join(str(ledger.claimed[device_id]) for device_id in changed)],
         )
         cursor.execute(
             "UPDATE jobs_job SET state = %s, state_at = %s, version = version + 1, retry_at = NULL WHERE id = ANY(%s)",
-            [State.STARTING, at, [job.pk for _, job, _ in taken]],
+            [State.STARTING, at, [job.id for _, job, _ in taken]],
         )
     record_many(
-        [_allocation_event("allocation.bound", allocation, job, at=at) for _, job, allocation in taken]
+        [
+            EventRow(
+                kind="allocation.bound",
+                subject_kind="allocation",
+                subject_id=allocation_id,
+                subject_name=job.name,
+                team_id=job.team_id,
+                at=at,
+                data={"job_id": job.id, "cluster_id": decision.cluster_id},
+            )
+            for allocation_id, (decision, job, _) in zip(ids, taken, strict=True)
+        ]
+    )
+    return tuple(
+        Bound(allocation_id, job.id, fence) for allocation_id, (_, job, fence) in zip(ids, taken, strict=True)
     )
 
 
