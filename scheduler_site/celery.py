@@ -47,6 +47,7 @@ WAKES = (
             "power.",
             "demand_response.",
             "dataset.",
+            "store.",
             "transfer.",
             "policy.",
         )
@@ -55,6 +56,11 @@ WAKES = (
     *(
         Wake(prefix, "execution.reconcile")
         for prefix in ("allocation.bound", "allocation.stop_requested", "node.health_changed")
+    ),
+    # What was asked for; and an end, which leaves room for the next.
+    *(
+        Wake(prefix, "staging.move")
+        for prefix in ("dataset.transfer_started", "dataset.transfer_cancel_asked", "dataset.transfer_ended")
     ),
 )
 
@@ -74,13 +80,16 @@ app.conf.update(
     beat_schedule={
         "plan": _beat("scheduling.run_pass", every_s=1.0),  # goes home unless a time boundary was crossed
         "reconcile": _beat("execution.reconcile", every_s=1.0),
+        "move data": _beat("staging.move", every_s=2.0),
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
         "end cool-downs": _beat("inventory.settle_health", every_s=10.0),
         "probe nodes": _beat("execution.probe", every_s=60.0),
         "feed the demo": _beat("scheduling.feed_demo", every_s=30.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
         "prune what was kept for a while": _beat("teams.prune", every_s=3600.0),
+        "forget moves that are over": _beat("staging.prune", every_s=3600.0),
         "forget what was seen of nodes": _beat("inventory.prune", every_s=3600.0),
+        "forget what attempts said": _beat("jobs.prune", every_s=3600.0),
         "prune logs": _beat("execution.prune_logs", every_s=3600.0),
     },
     # Beats need no memory: what they start looks at the database. A file would only be there to be torn by a kill.

@@ -230,15 +230,27 @@ SWITCHYARD_SIGN_IN_LONGEST_WAIT_S = environment.count("SIGN_IN_LONGEST_WAIT_S", 
 # By a person, and by an address; 0 is no limit. Submitting has none: the queue is made for many.
 SWITCHYARD_PREVIEWS_PER_MINUTE = environment.count("PREVIEWS_PER_MINUTE", 120)
 SWITCHYARD_WRONG_TOKENS_PER_MINUTE = environment.count("WRONG_TOKENS_PER_MINUTE", 30)
+SWITCHYARD_PROGRESS_PER_MINUTE = environment.count("PROGRESS_PER_MINUTE", 120)  # posts of one job
 
 # The last passes of the planner that are kept as files for replay, each whole; 0: only those that were refused.
 SWITCHYARD_KEPT_DUMPS = environment.count("KEPT_DUMPS", 0)
+
+# --- Staging ---------------------------------------------------------------------------------------------------------
+
+# Stores of data lie within these and nowhere else: folders, host:/folders, s3://bucket/prefixes. Whoever may name stores
+# could otherwise read and fill every folder of the service's user.
+SWITCHYARD_STORE_ROOTS = environment.words("STORE_ROOTS", [str(VAR_DIR / "stores")])
+SWITCHYARD_TRANSFERS_AT_ONCE = environment.count("TRANSFERS_AT_ONCE", 4)
+SWITCHYARD_RSH = os.environ.get("STAGING_RSH", "")  # reaches other machines for rsync; empty: ssh, by key
+
+# Where jobs reach this site, to post their progress.
+SWITCHYARD_URL = environment.own_url(ALLOWED_HOSTS if "ALLOWED_HOSTS" in os.environ else [], is_https=HTTPS)
 
 # --- Between the rooms --------------------------------------------------------------------------------------------
 
 # Lower rooms reach these by name, because imports go down the stairs only.
 SWITCHYARD_ADMISSION = "apps.scheduling.admission.require_possible"
-SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.teams.services.authenticate_token"  # noqa: S105  (a function, no secret)
+SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.jobs.tokens.authenticate"  # noqa: S105  (a function, no secret)
 SWITCHYARD_WRONG_TOKEN_COUNTER = "apps.teams.throttles.note_wrong_token"  # noqa: S105  (a function, no secret)
 SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"
 # Roles that must be seen in the database before /readyz says yes.

@@ -1,13 +1,124 @@
-"""What data sets there are, and where."""
+"""What data sets there are, where, and what is on its way."""
 
-from django.db.models import Prefetch, QuerySet
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
 
-from apps.staging.models import Copy, Dataset
+from django.db.models import Prefetch, Q, QuerySet
+
+from apps.staging.models import Copy, Dataset, Store, Transfer
+from apps.teams import policies
 from apps.teams.models import User
+
+# After a transfer was given up or cancelled, nobody but a person asks for it again before this.
+RESTS_FOR: Final = timedelta(hours=1)
 
 
 def datasets_visible_to(viewer: User) -> QuerySet[Dataset]:
-    """Everyone signed in sees what data sets there are, with their copies at hand."""
+    """Everyone signed in sees what data sets there are, with their copies and what is on its way at hand."""
     copies = Copy.objects.select_related("domain").order_by("domain__name")
-    datasets = Dataset.objects.prefetch_related(Prefetch("copies", copies))
+    under_way = Transfer.objects.filter(ended_at=None).select_related("to_domain").order_by("to_domain__name")
+    datasets = Dataset.objects.prefetch_related(
+        Prefetch("copies", copies), Prefetch("transfers", under_way, to_attr="under_way")
+    )
     return datasets if viewer.is_authenticated else datasets.none()
+
+
+def stores_visible_to(viewer: User) -> QuerySet[Store]:
+    """Everyone signed in sees which domains have a store, and how fast it is."""
+    stores = Store.objects.select_related("domain")
+    return stores if viewer.is_authenticated else stores.none()
+
+
+def transfers_visible_to(viewer: User) -> QuerySet[Transfer]:
+    """Everyone signed in sees what is, and was, on its way."""
+    transfers = Transfer.objects.select_related("dataset", "to_domain", "from_domain")
+    return transfers if viewer.is_authenticated else transfers.none()
+
+
+def may_see_addresses(viewer: User) -> bool:
+    """Folders and buckets of the site are for those who look after it."""
+    return policies.may_operate(viewer) or policies.is_auditor(viewer)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """A data set as the planner wants to know it; domains by id."""
+
+    id: int
+    name: str
+    size_gib: float
+    at: frozenset[int] = frozenset()
+    arrives_at: dict[int, datetime] = field(default_factory=dict)
+    # A transfer to there was given up or cancelled: `request_stage` does nothing before this.
+    rests_until_at: dict[int, datetime] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRow:
+    """How fast copies come to and go from a storage domain."""
+
+    domain_id: int
+    rate_gib_per_s: float
+    is_simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StagingPicture:
+    datasets: tuple[DatasetRow, ...]
+    stores: tuple[StoreRow, ...]
+
+
+def staging_picture(at: datetime) -> StagingPicture:
+    """All that a pass has to know of data: four queries, whatever there is."""
+    copies: dict[int, set[int]] = defaultdict(set)
+    for dataset_id, domain_id in Copy.objects.values_list("dataset_id", "domain_id"):
+        copies[dataset_id].add(domain_id)
+    arrives: dict[int, dict[int, datetime]] = defaultdict(dict)
+    rests: dict[int, dict[int, datetime]] = defaultdict(dict)
+    rows = Transfer.objects.filter(Q(ended_at=None) | Q(ended_at__gt=at - RESTS_FOR)).order_by("id")
+    for dataset_id, domain_id, expected, ended, error in rows.values_list(
+        "dataset_id", "to_domain_id", "expected_end_at", "ended_at", "error"
+    ):
+        # The latest counts.
+        rests[dataset_id].pop(domain_id, None)
+        if ended is None:
+            arrives[dataset_id][domain_id] = expected
+        elif error:
+            rests[dataset_id][domain_id] = ended + RESTS_FOR
+    return StagingPicture(
+        tuple(
+            DatasetRow(
+                id=pk,
+                name=name,
+                size_gib=size_gib,
+                at=frozenset(copies.get(pk, ())),
+                arrives_at=arrives.get(pk, {}),
+                rests_until_at=rests.get(pk, {}),
+            )
+            for pk, name, size_gib in Dataset.objects.order_by("id").values_list("id", "name", "size_gib")
+        ),
+        tuple(
+            StoreRow(domain_id, rate if most is None else min(rate, most), is_simulated)
+            for domain_id, rate, most, is_simulated in Store.objects.order_by("domain_id").values_list(
+                "domain_id", "rate_gib_per_s", "most_gib_per_s", "is_simulated"
+            )
+        ),
+    )
+
+
+def rests_until(dataset_id: int, to_domain_id: int, *, at: datetime) -> datetime | None:
+    """Until when a transfer that was given up is not begun again by itself; None: it may be."""
+    last = (
+        Transfer.objects.filter(dataset_id=dataset_id, to_domain_id=to_domain_id, ended_at__isnull=False)
+        .order_by("-id")
+        .values_list("ended_at", "error")
+        .first()
+    )
+    if last is None:
+        return None
+    ended_at, error = last
+    assert ended_at is not None
+    until = ended_at + RESTS_FOR
+    return until if error and until > at else None
