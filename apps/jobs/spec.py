@@ -6,6 +6,7 @@ module needs to ask again. Durations are seconds, power is watts, memory is GiB.
 
 import hashlib
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -56,7 +57,9 @@ __all__ = [
     "Name",
     "Names",
     "Number",
+    "Placed",
     "ReplicaRange",
+    "RunningJob",
     "ScenarioJob",
     "Seconds",
     "SecondsOrZero",
@@ -115,11 +118,16 @@ class Topology(Strict):
 
     required: NetworkKind | None = None
     preferred: NetworkKind | None = None
+    max_wait: SecondsOrZero | None = Field(
+        None, description="How long the job rather waits than start in a wider domain than it prefers."
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.required is None) == (self.preferred is None):
             raise Misfit("takes exactly one of required and preferred")
+        if self.max_wait is not None and self.preferred is None:
+            raise Misfit("goes with preferred alone: what is required is waited for anyway", "max_wait")
         return self
 
 
@@ -220,6 +228,24 @@ class Group(Asks):
     command: Command | None = None
 
 
+def _rising(points: list[list[float]]) -> list[list[float]]:
+    for n, rate in points:
+        if n != int(n) or not 1 <= n <= 1_000_000:
+            raise ValueError("the first of each pair must be a number of replicas")
+        if not 0 < rate <= 1e6:
+            raise ValueError("the second of each pair must be a throughput above 0")
+    for (n, rate), (next_n, next_rate) in pairwise(points):
+        if next_n <= n:
+            raise ValueError("replicas must rise from point to point")
+        if next_rate < rate:
+            raise ValueError("throughput must not fall while replicas are added")
+    return points
+
+
+ScalingPoint = Annotated[list[Number], Field(min_length=2, max_length=2)]
+Scaling = Annotated[list[ScalingPoint], Field(min_length=1, max_length=1000), AfterValidator(_rising)]
+
+
 class JobSpec(Asks):
     """One job: the fields that REST, forms and scenario files share. The flat form is one replica group."""
 
@@ -235,6 +261,11 @@ class JobSpec(Asks):
     flexibility: Annotated[int, Field(ge=0, le=4)] = 0
     datasets: Names = Field(default_factory=list)
     reservation: Name | None = None
+    scaling: Scaling | None = Field(
+        None,
+        description="For an elastic job: [replicas, throughput relative to the preferred size], rising. "
+        "Without it throughput goes with the number of replicas.",
+    )
 
     @model_validator(mode="after")
     def _flat_or_grouped(self) -> Self:
@@ -262,6 +293,30 @@ class JobSpec(Asks):
         return any(group.min_replicas != group.max_replicas for group in self.all_groups)
 
 
+class Placed(Strict):
+    """Replicas of one group on one node and the devices they hold, in the words of the events' `placement`."""
+
+    node: Name
+    replicas: Count
+    devices: Annotated[list[CountOrZero], Field(max_length=100_000)] = Field(
+        default_factory=list, description="Indices from 0. A fractional job has an entry for each device."
+    )
+    share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    group: Name | None = None
+
+    @property
+    def share_steps(self) -> int:
+        """Millionths of each of its devices."""
+        return round(self.share * SHARE_STEPS)
+
+
+class RunningJob(Strict):
+    """Where a job runs when the scenario begins, and since when. `runtime` and `time_limit` count from its start."""
+
+    since: SecondsOrZero = Field(0.0, description="Seconds it has run by then.")
+    placement: Annotated[list[Placed], Field(min_length=1, max_length=1_000_000)]
+
+
 class ScenarioJob(JobSpec):
     """A job of a scenario file: times are seconds from 0, the true run time is for the simulator alone."""
 
@@ -270,6 +325,51 @@ class ScenarioJob(JobSpec):
     after: Names = Field(default_factory=list)
     not_before: SecondsOrZero | None = None
     deadline: SecondsOrZero | None = None
+    age: SecondsOrZero = Field(0.0, description="Seconds since its submission when the scenario begins.")
+    running: RunningJob | None = None
+
+    @model_validator(mode="after")
+    def _from_the_beginning(self) -> Self:
+        if self.age and self.submit:
+            raise Misfit("goes with submit 0 alone", "age", code="out_of_range")
+        if self.running is not None:
+            for field in ("submit", "after", "not_before"):
+                if getattr(self, field):
+                    raise Misfit(
+                        f"must not stand beside {field}: the job runs when the scenario begins", "running"
+                    )
+            if self.time_limit is not None and self.running.since >= self.time_limit:
+                raise Misfit("must be below time_limit", "running", "since", code="out_of_range")
+            _require_whole(self, self.running)
+        return self
+
+
+def _require_whole(job: JobSpec, running: RunningJob) -> None:
+    """What runs is the whole job, at a size it may have, on as many devices as that takes."""
+    places = {group.name: index for index, group in enumerate(job.groups)} if job.groups is not None else {}
+    n_replicas = [0] * len(job.all_groups)
+    for at, placed in enumerate(running.placement):
+        where = ("running", "placement", at)
+        if job.groups is None and placed.group is not None:
+            raise Misfit("is for jobs of several groups", *where, "group")
+        if job.groups is not None and placed.group not in places:
+            raise Misfit("must name a group of the job", *where, "group")
+        index = places[placed.group] if placed.group is not None else 0
+        n_replicas[index] += placed.replicas
+        asks = job.all_groups[index]
+        n_devices = placed.replicas * asks.whole_devices
+        steps = SHARE_STEPS
+        if asks.share_steps:
+            n_devices, steps = 1, placed.replicas * asks.share_steps
+        if len(set(placed.devices)) != n_devices or len(placed.devices) != n_devices:
+            raise Misfit(f"must be {n_devices} devices", *where, "devices", code="out_of_range")
+        if placed.share_steps != steps:
+            raise Misfit(f"must be {steps / SHARE_STEPS:g}", *where, "share", code="out_of_range")
+    for asks, n in zip(job.all_groups, n_replicas, strict=True):
+        if not asks.min_replicas <= n <= asks.max_replicas:
+            least, most = asks.min_replicas, asks.max_replicas
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            raise Misfit(f"must hold {wanted} replicas, not {n}", "running", "placement", code="out_of_range")
 
 
 def _env_names(env: dict[str, str]) -> dict[str, str]:
@@ -317,6 +417,10 @@ class JobRequest(JobSpec):
         return self
 
 
+def _given(value: float | None) -> tuple[float, ...]:
+    return () if value is None else (value,)
+
+
 def shape_key(spec: JobSpec) -> str:
     """Digest of everything that decides where a job fits; jobs of one shape fit or fail together."""
     shape = (
@@ -325,7 +429,8 @@ def shape_key(spec: JobSpec) -> str:
                 *(group.min_replicas, group.preferred_replicas, group.max_replicas),
                 *(group.devices, group.cpus, group.memory_gib, group.min_memory_gib),
                 group.accelerators,
-                group.topology and (group.topology.required, group.topology.preferred),
+                group.topology
+                and (group.topology.required, group.topology.preferred, *_given(group.topology.max_wait)),
                 group.spread and (group.spread.over, group.spread.max_skew, group.spread.max_per_domain),
                 *(group.power_w, group.peak_w),
             )

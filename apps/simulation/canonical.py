@@ -48,6 +48,7 @@ class CanonicalOrder:
     labels: tuple[str, ...]  # team labels of a scenario without teams
     users: tuple[str, ...]
     reservations: tuple[int, ...]
+    datasets: tuple[int, ...]
     jobs: tuple[int, ...]
     events: tuple[int, ...]
 
@@ -384,6 +385,7 @@ def canonical_order(scenario: Scenario) -> CanonicalOrder:
         labels=() if scenario.teams else tuple(sorted(teams, key=lambda name: labels[teams[name]])),
         users=tuple(sorted(builder.user_of, key=lambda name: labels[builder.user_of[name]])),
         reservations=rows((row.name for row in scenario.reservations), builder.reservation_of),
+        datasets=rows((row.name for row in scenario.datasets), builder.dataset_of),
         jobs=_job_order(scenario, builder, labels),
         events=tuple(
             sorted(range(len(scenario.events)), key=lambda row: labels[builder.event_vertices[row]])

@@ -19,6 +19,8 @@ from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine import checker, feasibility, planner
 from apps.scheduling.engine.facts import (
     NONE,
+    Dataset,
+    Evict,
     Facility,
     Fault,
     Gang,
@@ -26,17 +28,21 @@ from apps.scheduling.engine.facts import (
     Placing,
     Plan,
     Policy,
+    Reserve,
+    Resize,
     Running,
     Snapshot,
+    Stage,
     Start,
     Team,
     Wait,
 )
+from apps.scheduling.engine.sizes import rate_at, sizes_of
 from apps.simulation.fair_use import DecayedUse
 from apps.simulation.losses import DRAINED, FAILED, RESERVED, USABLE, Ledger
 from apps.simulation.meter import PowerMeter
 from apps.simulation.replay.heap import Agenda, exact, plain
-from apps.simulation.replay.progress import Attempt, declared_work_s
+from apps.simulation.replay.progress import Attempt, Split, declared_work_s
 from apps.simulation.scenario import Cancel, NodeEvent, SetPowerLimit, SetQuota
 from apps.simulation.world import SimJob, World, entitlement_of
 
@@ -99,11 +105,19 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """A copy of a data set is there."""
+
+    dataset: int
+    domain: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     pass
 
 
-Item = End | Submit | Happening | Boundary | Pass
+Item = End | Submit | Happening | Boundary | Arrival | Pass
 
 # Of events at one instant those that take away come before those that give back.
 _EVENT_ORDER: Final = {
@@ -125,12 +139,21 @@ class Life:
     done_s: Fraction = ZERO  # work that is safe
     ran_s: Fraction = ZERO
     lost_s: Fraction = ZERO
-    held_step_s: Fraction = ZERO
+    lost_step_s: Fraction = ZERO
+    held: list[tuple[Fraction, Fraction | None, int]] = field(
+        default_factory=list
+    )  # since, until, millionths
     n_attempts: int = 0
+    n_turns: int = 0  # starts and changes of size
+    n_preemptions: int = 0
     attempt: Attempt | None = None
-    started: Fraction = ZERO
+    started: Fraction = ZERO  # when it got its devices
+    since: Fraction = ZERO  # when its work began at the present pace
+    sized: Fraction = ZERO  # when it got its present size
+    ends: float = inf  # as the planner is told
     placing: Placing = ()
-    pace: Fraction = Fraction(1)
+    speed: Fraction = Fraction(1)  # of its slowest member
+    unsaved: list[tuple[Placing, Fraction, Split]] = field(default_factory=list)  # of sizes it had before
     kind: int = NONE
     first_start: Fraction | None = None
     eligible: Fraction | None = None  # when its dependencies had ended well
@@ -138,8 +161,12 @@ class Life:
     code: str | None = None
     reason: str | None = None
     promised: tuple[float, Placing] | None = None
-    kept_from: Fraction | None = None  # when the last attempt that it was cancelled in began
     is_doomed: bool = False  # a dependency can no longer succeed
+
+    @property
+    def held_step_s(self) -> Fraction:
+        """Device time it held, in millionths of devices; of what it holds still, nothing."""
+        return sum((steps * (until - since) for since, until, steps in self.held if until is not None), ZERO)
 
 
 @dataclass(frozen=True)
@@ -192,6 +219,13 @@ class Simulation:
         self._built_limits = [domain.limit_w for domain in self.facility.domains]
         self._roomiest = self.facility
         self._proofs: dict[tuple[int, int], Impossible | None] = {}
+        self.datasets: list[Dataset] = list(world.datasets)
+        self._promises: tuple[Reserve, ...] = ()
+        self._gave_back = False  # something ended before it was expected to, since the last pass
+        # Whether anybody could ever be evicted: only then is it worth knowing what each would lose.
+        self._evicts = world.policy.preemption and (
+            world.has_teams or len({job.gang.priority for job in world.jobs}) > 1
+        )
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -251,6 +285,8 @@ class Simulation:
                 self._event(item.event)
             case Boundary():
                 self._boundary(item)
+            case Arrival():
+                self._arrive(item)
             case Pass():
                 self.is_changed = True
 
@@ -339,84 +375,154 @@ class Simulation:
             limit_s=limit_s,
             work_s=work_s,
             retry_s=max(retry_s, life.gang.retry_s),
+            n_evictions=life.n_preemptions,
             waits_for=tuple(self.world.jobs[i].name for i in job.after if i in life.waits_for),
         )
         self.queue[job.index] = life.gang
 
     def _start(self, start: Start) -> None:
         life = self.lives[start.job_id]
-        job = life.job
+        job, now = life.job, self.agenda.now
         del self.queue[job.index]
         is_first = life.n_attempts == 0
         restart_s = ZERO if is_first or job.saving is None else job.saving.restart_s
-        life.pace = self._pace(start)
-        life.attempt = Attempt(job.runtime - life.done_s, life.pace, restart_s, job.saving)
+        life.speed = self._speed(start.placing)
+        pace = life.speed * self._rate(job, start.placing)
+        life.attempt = Attempt(job.runtime - life.done_s, pace, restart_s, job.saving)
         life.n_attempts += 1
-        life.state, life.started, life.placing, life.kind = (
-            "running",
-            self.agenda.now,
-            start.placing,
-            start.kind,
-        )
+        life.state, life.started, life.sized, life.kind = "running", now, now, start.kind
+        life.since = max(now, self._data_arrives(life.gang, start.placing))
         life.code = life.reason = life.promised = None
         if is_first:
-            life.first_start = self.agenda.now
-        length = life.attempt.length_s
-        left = length if job.limit is None else min(length, job.limit - life.ran_s)
-        ends = self.agenda.now + left
-        planned = ends if job.limit is None else self.agenda.now + job.limit - life.ran_s
-        self.agenda.put(ends, (Rank.END, job.index), End(job.index, life.n_attempts))
-        self.running[job.index] = Running(
-            life.gang, start.placing, self.agenda.now_s, float(planned), start.cap
-        )
-        self._hold(life, 1)
+            life.first_start = now
+        self._hold(life, start.placing)
+        self._expect_end(life)
         self._touch()
         self._say("start", job, placement=self.placement(job, start.placing), power_cap=_number(start.cap))
 
-    def _pace(self, start: Start) -> Fraction:
-        """Pace of the slowest member."""
-        kinds, facility = self.facility.kinds, self.facility
-        paces = [Fraction(1)] if not start.placing else []
-        for share in start.placing:
-            pace = exact(float(facility.speed[share.node]))
-            if share.devices:
-                pace *= exact(kinds[int(facility.kind[share.node])].speed)
-            paces.append(pace)
-        return min(paces)
+    def _expect_end(self, life: Life) -> None:
+        """Put the end of the present turn on the agenda, and tell the planner when it is to be expected."""
+        job, attempt = life.job, life.attempt
+        assert attempt is not None
+        left = attempt.length_s
+        if job.limit is not None:
+            left = min(left, job.limit - life.ran_s)
+        ends = life.since + left
+        life.n_turns += 1
+        self.agenda.put(ends, (Rank.END, job.index), End(job.index, life.n_turns))
+        life.ends = float(ends if job.limit is None else life.since + job.limit - life.ran_s)
+        self.running[job.index] = Running(
+            life.gang, life.placing, float(life.started), life.ends, sized_s=float(life.sized)
+        )
 
-    def _hold(self, life: Life, sign: int) -> None:
+    def _speed(self, placing: Placing) -> Fraction:
+        """Speed of the slowest member."""
+        kinds, facility = self.facility.kinds, self.facility
+        speeds = [Fraction(1)] if not placing else []
+        for share in placing:
+            speed = exact(float(facility.speed[share.node]))
+            if share.devices:
+                speed *= exact(kinds[int(facility.kind[share.node])].speed)
+            speeds.append(speed)
+        return min(speeds)
+
+    def _rate(self, job: SimJob, placing: Placing) -> Fraction:
+        """Throughput at this size, relative to the preferred one."""
+        if not job.gang.is_elastic:
+            return Fraction(1)
+        elastic = [
+            (n, ask.n_replicas)
+            for n, ask in zip(sizes_of(job.gang, placing), job.gang.shape.asks, strict=True)
+            if ask.least != ask.most
+        ]
+        if job.gang.scaling:
+            return exact(rate_at(job.gang.scaling, min(n for n, _ in elastic)))
+        return min(Fraction(n, preferred) for n, preferred in elastic)
+
+    def _hold(self, life: Life, placing: Placing) -> None:
+        """From now on the job holds this placing, and nothing else."""
         job, now = life.job, self.agenda.now
-        self.ledger.hold(life.placing, sign)
-        self.meter.job(job, life.placing, now, sign)
+        has_quota = job.gang.team != NONE and life.kind != NONE and self.world.has_teams
+        for old, sign in ((life.placing, -1), (placing, 1)):
+            if not old:
+                continue
+            self.ledger.hold(old, sign)
+            self.meter.job(job, old, now, sign)
+            if has_quota:
+                self.use.change(job.gang.team, life.kind, sign * _steps(old), self.agenda.now_s)
         for share in life.placing:
-            if sign > 0:
-                self.on_node[share.node].add(job.index)
+            self.on_node[share.node].discard(job.index)
+        for share in placing:
+            self.on_node[share.node].add(job.index)
+        if life.placing:
+            since, _, steps = life.held[-1]
+            life.held[-1] = (since, now, steps)
+        if placing:
+            life.held.append((now, None, _steps(placing)))
+        life.placing = placing
+
+    def _settle_turn(self, life: Life, now: Fraction, *, is_lost: bool, is_over: bool) -> Fraction:
+        """Count what a job did since its work began at the present pace.
+
+        Args:
+            is_lost: It was cut: what is not saved is to be done again.
+            is_over: It leaves its devices; otherwise it goes on at another size.
+
+        Returns:
+            Running time that is lost.
+        """
+        assert life.attempt is not None
+        attempt = life.attempt
+        self.ledger.staging(life.placing, min(now, life.since) - max(life.started, life.sized))
+        elapsed = max(ZERO, now - life.since)
+        saved_at = attempt.saved_at_s(elapsed)
+        whole = attempt.split(elapsed, is_lost=False)
+        safe = (
+            attempt.split(saved_at, is_lost=False) if saved_at is not None else Split(ZERO, ZERO, ZERO, ZERO)
+        )
+        keeps_all = is_over and not is_lost
+        for placing, speed, split in life.unsaved:
+            is_kept = keeps_all or saved_at is not None
+            if is_kept or is_over:
+                self.ledger.attempt(placing, speed, split if is_kept else _lost(split))
+            if not is_kept and is_over:
+                life.lost_step_s += split.total_s * _steps(placing)
+        if keeps_all or saved_at is not None or is_over:
+            life.unsaved.clear()
+        if keeps_all:
+            self.ledger.attempt(life.placing, life.speed, whole)
+        else:
+            self.ledger.attempt(life.placing, life.speed, safe)
+            rest = whole - safe
+            if is_over:
+                self.ledger.attempt(life.placing, life.speed, _lost(rest))
+                life.lost_step_s += rest.total_s * _steps(life.placing)
             else:
-                self.on_node[share.node].discard(job.index)
-        if job.gang.team != NONE and life.kind != NONE and self.world.has_teams:
-            self.use.change(job.gang.team, life.kind, sign * job.device_steps, self.agenda.now_s)
+                life.unsaved.append((life.placing, life.speed, rest))
+        life.ran_s += elapsed
+        if not is_lost:
+            return ZERO
+        life.done_s += attempt.saved_work_s(elapsed)
+        lost = attempt.lost_s(elapsed)
+        life.lost_s += lost
+        return lost
 
     def _release(self, life: Life, *, is_lost: bool) -> Fraction:
         """Take a job off its devices; returns the running time that is lost."""
-        assert life.attempt is not None
-        elapsed = self.agenda.now - life.started
-        self.ledger.attempt(life.job, life.placing, life.pace, life.attempt.split(elapsed, is_lost=is_lost))
-        self._hold(life, -1)
+        now = self.agenda.now
+        lost = self._settle_turn(life, now, is_lost=is_lost, is_over=True)
+        self._hold(life, ())
         del self.running[life.job.index]
-        life.ran_s += elapsed
-        life.held_step_s += elapsed * life.job.device_steps
-        lost = life.attempt.lost_s(elapsed) if is_lost else ZERO
-        if is_lost:
-            life.lost_s += lost
-            life.done_s += life.attempt.saved_work_s(elapsed)
-        life.attempt, life.placing = None, ()
+        self._gave_back |= float(now) < life.ends
+        life.attempt = None
+        life.n_turns += 1
         self._touch()
         return lost
 
     def _end(self, item: End) -> None:
         life = self.lives[item.job]
-        if life.attempt is None or life.n_attempts != item.attempt:
-            return  # it left before
+        if life.attempt is None or life.n_turns != item.attempt:
+            return  # it left, or was resized, before
         job = life.job
         is_timeout = job.limit is not None and life.attempt.length_s > job.limit - life.ran_s
         self._release(life, is_lost=False)
@@ -424,11 +530,76 @@ class Simulation:
         self._say("timeout" if is_timeout else "finish", job)
         self._over(life, has_succeeded=not is_timeout)
 
+    def _evict(self, evict: Evict) -> None:
+        """A job gives way: it loses what it has not saved, and queues again."""
+        life = self.lives[evict.job_id]
+        lost = self._release(life, is_lost=True)
+        life.state = "queued"
+        life.n_preemptions += 1
+        self._say(
+            "preempt",
+            life.job,
+            **{"for": {"job": self.world.jobs[evict.for_job_id].name}},
+            lost_s=plain(lost),
+        )
+        self._enqueue(life)
+
+    def _resize(self, resize: Resize) -> None:
+        """An elastic job goes on with other devices; nothing is lost."""
+        life, now = self.lives[resize.job_id], self.agenda.now
+        assert life.attempt is not None
+        self._settle_turn(life, now, is_lost=False, is_over=False)
+        speed = self._speed(resize.placing)
+        pace = speed * self._rate(life.job, resize.placing)
+        life.attempt = life.attempt.after(max(ZERO, now - life.since), pace)
+        life.speed, life.sized = speed, now
+        self._hold(life, resize.placing)
+        life.since = max(now, life.since, self._data_arrives(life.gang, resize.placing))
+        self._expect_end(life)
+        self._touch()
+        self._say("resize", life.job, placement=self.placement(life.job, resize.placing), power_cap=1)
+
+    # -- data ---------------------------------------------------------------------------------------
+
+    def _stage(self, stage: Stage) -> None:
+        dataset = self.datasets[stage.dataset]
+        size, rate = exact(dataset.size_gib), exact(self.world.scenario.numbers.staging_gib_per_s)
+        until = self.agenda.now + size / rate
+        arrives_s = {**dataset.arrives_s, stage.to_domain: float(until)}
+        self.datasets[stage.dataset] = replace(dataset, arrives_s=arrives_s)
+        self.agenda.put(until, (Rank.BOUNDARY, -2), Arrival(stage.dataset, stage.to_domain))
+        self._touch()
+        self.lines.append(
+            {
+                "t": plain(self.agenda.now),
+                "event": "stage",
+                "dataset": dataset.name,
+                "to": self.facility.domains[stage.to_domain].name,
+                "until": plain(until),
+            }
+        )
+
+    def _arrive(self, item: Arrival) -> None:
+        dataset = self.datasets[item.dataset]
+        arrives_s = {domain: at_s for domain, at_s in dataset.arrives_s.items() if domain != item.domain}
+        self.datasets[item.dataset] = replace(dataset, at=dataset.at | {item.domain}, arrives_s=arrives_s)
+        self._touch()
+
+    def _data_arrives(self, gang: Gang, placing: Placing) -> Fraction:
+        """When all data that a job needs is at all of its nodes."""
+        arrives = self.agenda.now
+        for position in gang.datasets:
+            dataset = self.datasets[position]
+            for share in placing:
+                domain = int(self.facility.storage[share.node])
+                if domain != NONE and domain not in dataset.at:
+                    arrives = max(arrives, exact(dataset.arrives_s[domain]))
+        return arrives
+
     def _cancel(self, life: Life, **why: Any) -> None:
         if life.state not in ("pending", "queued", "running"):
             return
         if life.state == "running":
-            life.kept_from = life.started
             self._release(life, is_lost=False)
         self.queue.pop(life.job.index, None)
         self._touch()
@@ -470,6 +641,7 @@ class Simulation:
     def _event(self, index: int) -> None:
         event = self.world.events[index]
         self._touch()
+        self._promises, self._gave_back = (), True  # the ground on which they were made has moved
         match event:
             case Cancel():
                 self._cancel(self.lives[self.world.job_at[event.job]])
@@ -516,6 +688,7 @@ class Simulation:
             life.state = "queued"
             self._say("node_lost", life.job, node=self.facility.node_name[node], lost_s=plain(lost))
             self._enqueue(life, retry_s=retry_s)
+        self._promises = ()
         self.is_failed[node] = True
         self.meter.node_down(node, self.agenda.now)
         self._look_again(retry_s)
@@ -558,16 +731,32 @@ class Simulation:
             facility=self.facility,
             is_usable=~(self.is_failed | self.is_drained | (self.cools_until > now_s)),
             is_failed=self.is_failed.copy(),
-            running=tuple(self.running.values()),
+            running=tuple(self._at_risk(running) for running in self.running.values()),
             queue=tuple(self.queue.values()),
             teams=teams,
             bookings=self.world.bookings,
+            promises=self._promises,
+            ended_early=self._gave_back,
+            datasets=tuple(self.datasets),
+            staging_gib_per_s=self.world.scenario.numbers.staging_gib_per_s,
             quota_is_checked=bool(teams),  # labels own nothing and limit nothing
         )
 
+    def _at_risk(self, running: Running) -> Running:
+        """With what it would lose if it were cut now, where that can matter."""
+        if not self._evicts:
+            return running
+        life = self.lives[running.gang.id]
+        assert life.attempt is not None
+        elapsed = max(ZERO, self.agenda.now - life.since)
+        return replace(running, at_risk_s=float(life.attempt.lost_s(elapsed)))
+
+    def _has_elastic(self) -> bool:
+        return any(running.gang.is_elastic for running in self.running.values())
+
     def _plan(self) -> None:
-        if not self.queue:
-            self._waits = ()
+        if not self.queue and not self._has_elastic():
+            self._waits = self._promises = ()
             return
         snapshot, policy = self._snapshot(), self.world.policy
         began_s = self.engine.stopwatch()
@@ -576,9 +765,23 @@ class Simulation:
         faults = tuple(self.engine.check(snapshot, plan, policy))
         if faults:
             raise BrokenPlan(self.agenda.now_s, faults)
+        for evict in plan.evictions:
+            self._evict(evict)
+        for resize in plan.resizes:
+            if resize.for_job_id is not None:
+                self._resize(resize)
+        for stage in plan.stages:
+            self._stage(stage)
         for start in plan.starts:
             self._start(start)
+        for resize in plan.resizes:
+            if resize.for_job_id is None:
+                self._resize(resize)
         self.is_changed = False
+        self._gave_back = False
+        self._promises = plan.reserves if policy.keeps_promises else ()
+        if plan.evictions:
+            self._again()  # who gave way may find another place at once
         for wait in plan.waits:
             life = self.lives[wait.job_id]
             life.code, life.reason = wait.code, wait.sentence
@@ -595,6 +798,10 @@ class Simulation:
                 )
         self._look_again(plan.next_boundary_s)
         self._waits = plan.waits
+
+    def _again(self) -> None:
+        """One more pass at this instant."""
+        self.agenda.put(self.agenda.now, (Rank.PASS,), Pass())
 
     def _judge(self) -> None:
         running = [self.world.jobs[index] for index in self.running] if self.world.bookings else []
@@ -621,12 +828,17 @@ class Simulation:
         """Count what running jobs did up to the end of the simulation."""
         for index in self.running:
             life = self.lives[index]
-            assert life.attempt is not None
-            elapsed = horizon - life.started
-            split = life.attempt.split(elapsed, is_lost=False)
-            self.ledger.attempt(life.job, life.placing, life.pace, split)
-            life.ran_s += elapsed
-            life.held_step_s += elapsed * life.job.device_steps
+            self._settle_turn(life, horizon, is_lost=False, is_over=True)
+
+
+def _steps(placing: Placing) -> int:
+    """Millionths of devices that a placing holds."""
+    return sum(share.share_steps * len(share.devices) for share in placing)
+
+
+def _lost(split: Split) -> Split:
+    """The same time, all of it to be done again."""
+    return Split(ZERO, ZERO, ZERO, split.total_s)
 
 
 def _number(value: float) -> int | float:

@@ -31,6 +31,7 @@ BUCKETS: Final = (
     "starting",
     "checkpoint",
     "rework",
+    "staging",
     "straggling",
     "power",
     "held",
@@ -49,6 +50,8 @@ _CLAIMS: Final = {
     "resources": "fragmentation",
     "topology": "fragmentation",
     "unhealthy": "fragmentation",
+    "spread": "fragmentation",
+    "staging": "staging",
 }
 USABLE, RESERVED, DRAINED, FAILED = range(4)
 _BUCKET_OF_STATE: Final = {RESERVED: "reserved", DRAINED: "drained", FAILED: "failed"}
@@ -97,18 +100,22 @@ class Ledger:
         self._state[node] = state
         self._free[state][kind] += free
 
-    def attempt(self, job: SimJob, placing: Placing, pace: Fraction, split: Split) -> None:
-        """An attempt is over (or the simulation is): count what its devices did."""
+    def attempt(self, placing: Placing, speed: Fraction, split: Split) -> None:
+        """A part of an attempt is over (or the simulation is): count what its devices did, at the slowest's speed."""
         n_steps = straggling = Fraction(0)
         for share in placing:
             steps = share.share_steps * len(share.devices)
             n_steps += steps
-            straggling += steps * (1 - pace / self._nominal[share.node])
+            straggling += steps * (1 - speed / self._nominal[share.node])
         self._total["productive"] += split.work_s * (n_steps - straggling)
         self._total["straggling"] += split.work_s * straggling
         self._total["starting"] += split.starting_s * n_steps
         self._total["checkpoint"] += split.checkpoint_s * n_steps
         self._total["rework"] += split.rework_s * n_steps
+
+    def staging(self, placing: Placing, seconds: Fraction) -> None:
+        """Devices were held while data was on its way."""
+        self._total["staging"] += seconds * sum(share.share_steps * len(share.devices) for share in placing)
 
     # -- time ---------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def _job(life: Life) -> dict[str, Any]:
         "end": None if life.end is None else plain(life.end),
         "wait": None if wait is None else plain(wait),
         "run": plain(life.ran_s),
-        "preemptions": 0,
+        "preemptions": life.n_preemptions,
         "lost_s": plain(life.lost_s),
     }
     if life.state in _WAITS and life.code is not None:
@@ -76,7 +76,7 @@ def _metrics(outcome: Outcome) -> dict[str, Any]:
     ]
     last_end = max((life.end for life in ended if life.end is not None), default=None)
     first_submit = min((life.job.submit for life in ended), default=Fraction(0))
-    lost = sum((life.lost_s * life.job.device_steps for life in outcome.lives), Fraction(0))
+    lost = sum((life.lost_step_s for life in outcome.lives), Fraction(0))
     peak_w, energy_wh = outcome.meter.report(outcome.horizon)
     return {
         "utilization": 0.0 if last_end is None else _utilization(outcome, last_end),
@@ -84,7 +84,7 @@ def _metrics(outcome: Outcome) -> dict[str, Any]:
         "mean_wait": mean(waits),
         "p95_wait": element_at(waits, P95),
         "mean_bounded_slowdown": mean(slowdowns),
-        "preemptions": 0,
+        "preemptions": sum(life.n_preemptions for life in outcome.lives),
         "lost_device_hours": float(lost / SHARE_STEPS / 3600),
         "peak_power_w": peak_w,
         "energy_wh": energy_wh,
@@ -97,20 +97,12 @@ def _utilization(outcome: Outcome, last_end: Fraction) -> float:
     capacity = outcome.ledger.n_steps * last_end
     if not capacity:
         return 0.0
-    held = sum((life.held_step_s for life in outcome.lives), Fraction(0))
+    held = Fraction(0)
     for life in outcome.lives:
-        if life.state == "running":  # what is held after the last end does not count
-            held -= (outcome.horizon - max(last_end, life.started)) * life.job.device_steps
-        elif life.end is not None and life.end > last_end:
-            held -= _held_after(life, last_end)
+        for since, until, steps in life.held:
+            end = outcome.horizon if until is None else until
+            held += max(Fraction(0), min(end, last_end) - since) * steps
     return float(held / capacity)
-
-
-def _held_after(life: Life, last_end: Fraction) -> Fraction:
-    # A job cancelled while it ran, after everything else had ended.
-    if life.end is None or life.kept_from is None:
-        return Fraction(0)
-    return (life.end - max(last_end, life.kept_from)) * life.job.device_steps
 
 
 def _engine(outcome: Outcome) -> dict[str, Any]:

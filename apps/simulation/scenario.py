@@ -5,7 +5,7 @@ followed. Nothing behind this module needs to doubt a number, a name or a refere
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +17,7 @@ from apps.core.strict import Cores
 from apps.jobs.spec import (
     MAX_W,
     POWER_KINDS,
+    SHARE_STEPS,
     Count,
     CountOrZero,
     Gib,
@@ -44,6 +45,7 @@ POWER_TREE: Final = ("facility", "hall", "row", "rack")
 WattsOrZero = Annotated[Number, Field(ge=0, le=MAX_W)]
 Positive = Annotated[Number, Field(gt=0, le=1e6)]
 Quota = dict[Name, CountOrZero]
+Used = dict[Name, Annotated[Number, Field(ge=0, le=1e18)]]
 
 
 class Fault(NamedTuple):
@@ -165,6 +167,10 @@ class TeamRow(Strict):
     borrow_limit: Quota = Field(default_factory=dict)
     lend_limit: Quota = Field(default_factory=dict)
     weight: Positive = 1.0
+    used: Used = Field(
+        default_factory=dict,
+        description="Device-seconds by type before the scenario begins, faded: what fair share weighs.",
+    )
 
     @classmethod
     def _nullable(cls) -> frozenset[str]:
@@ -675,7 +681,7 @@ class _References:
         places = {row.name: index for index, row in self.parts.teams.items()}
         arrows: dict[int, list[int]] = {}
         for index, row in self.parts.teams.items():
-            for field in ("quota", "borrow_limit", "lend_limit"):
+            for field in ("quota", "borrow_limit", "lend_limit", "used"):
                 for kind in getattr(row, field):
                     self._known(kind, self.types, "accelerator type", "teams", index, field, kind)
             if row.parent is not None and self._known(
@@ -724,6 +730,45 @@ class _References:
             ]
             arrows[index] = [places[name] for name in known if name in places]
         self._no_cycle(arrows, lambda index: ("jobs", index, "after"))
+        self._running()
+
+    def _running(self) -> None:
+        """Jobs that run when the scenario begins lie on nodes they accept, and no device is held twice."""
+        runs = {index: row for index, row in self.parts.jobs.items() if row.running is not None}
+        if not runs:
+            return
+        node_of = {name: row for row in self.parts.nodes.values() for name in row.names()}
+        held: dict[tuple[str, int], int] = defaultdict(int)
+        for index, row in runs.items():
+            kinds = set()
+            for place, placed in enumerate(row.running.placement if row.running is not None else ()):
+                steps = ("jobs", index, "running", "placement", place)
+                node = node_of.get(placed.node)
+                if node is None:
+                    self._known(placed.node, self.nodes, "node", *steps, "node")
+                    continue
+                asks = next(
+                    (group for group in row.groups or () if group.name == placed.group), row.all_groups[0]
+                )
+                kinds.add(node.accelerator)
+                if asks.accelerators is not None and node.accelerator not in asks.accelerators:
+                    self.reader.fault(
+                        (*steps, "node"), f"has {_quoted(node.accelerator)}, which the job does not accept"
+                    )
+                elif len(kinds) > 1:
+                    self.reader.fault(
+                        (*steps, "node"), "is of another accelerator type than the job's other nodes"
+                    )
+                for device in placed.devices:
+                    held[placed.node, device] += placed.share_steps
+                    if device >= node.devices:
+                        self.reader.fault(
+                            (*steps, "devices"), f"there is no device {device} on {_quoted(placed.node)}"
+                        )
+                    elif held[placed.node, device] > SHARE_STEPS:
+                        self.reader.fault(
+                            (*steps, "devices"), f"device {device} of {_quoted(placed.node)} is held twice"
+                        )
 
     def _job_team(self, row: ScenarioJob, parents: set[str | None], steps: tuple[str | int, ...]) -> None:
         if not self.has_teams:

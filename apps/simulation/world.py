@@ -14,14 +14,17 @@ from apps.scheduling.engine.facts import (
     NONE,
     Ask,
     Booking,
+    Dataset,
     Domain,
     Facility,
     Gang,
     Kind,
     Policy,
     Shape,
+    Spread,
     Team,
 )
+from apps.scheduling.engine.facts import Saving as GangSaving
 from apps.simulation.canonical import CanonicalOrder, canonical_order
 from apps.simulation.replay.heap import exact
 from apps.simulation.replay.progress import Saving, declared_work_s
@@ -47,7 +50,7 @@ class SimJob:
     saving: Saving | None
     after: tuple[int, ...]
     paces: tuple[Fraction, ...]  # at which it may come to run
-    device_steps: int  # millionths of devices it holds
+    device_steps: int  # millionths of devices it holds at its preferred size
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class World:
     kind_at: Mapping[str, int]
     teams: tuple[Team, ...]
     bookings: tuple[Booking, ...]
+    datasets: tuple[Dataset, ...]  # as they lie at the start
     jobs: tuple[SimJob, ...]
     events: tuple[EventRow, ...]  # in canonical order
     policy: Policy
@@ -85,7 +89,8 @@ def build_world(scenario: Scenario) -> World:
         labels = order.labels if any(row.teams for row in scenario.reservations) else ()
         team_at = {label: position for position, label in enumerate(labels)}
     bookings, booking_at = _bookings(scenario, order, node_at, kind_at, team_at)
-    jobs = _jobs(scenario, order, kind_at, team_at, booking_at, facility)
+    datasets, dataset_at = _datasets(scenario, order, domain_at)
+    jobs = _jobs(scenario, order, kind_at, team_at, booking_at, dataset_at, facility)
     return World(
         scenario=scenario,
         facility=facility,
@@ -96,6 +101,7 @@ def build_world(scenario: Scenario) -> World:
         kind_at=kind_at,
         teams=_teams(team_rows, team_at, kind_at),
         bookings=bookings,
+        datasets=datasets,
         jobs=jobs,
         events=tuple(scenario.events[row] for row in order.events),
         policy=policy_of(scenario),
@@ -112,6 +118,10 @@ def policy_of(scenario: Scenario) -> Policy:
         preemption=row.preemption,
         packing=row.packing,
         shield_s=row.shield_s,
+        keeps_promises=row.backfill_depth == "all",
+        most_evictions=None,
+        resize_dwell_s=row.resize_dwell_s,
+        staging_hold_s=row.staging_hold_s,
     )
 
 
@@ -235,6 +245,7 @@ def _jobs(
     kind_at: Mapping[str, int],
     team_at: Mapping[str, int],
     booking_at: Mapping[str, int],
+    dataset_at: Mapping[str, int],
     facility: Facility,
 ) -> tuple[SimJob, ...]:
     position_of = {scenario.jobs[row].name: position for position, row in enumerate(order.jobs)}
@@ -271,6 +282,9 @@ def _jobs(
             deadline_s=inf if row.deadline is None else row.deadline,
             waits_for=tuple(row.after),
             preemptible=row.preemptible,
+            saving=_gang_saving(row),
+            datasets=tuple(sorted({dataset_at[name] for name in row.datasets})),
+            scaling=tuple((int(n), rate) for n, rate in row.scaling or ()),
         )
         jobs.append(
             SimJob(
@@ -319,11 +333,32 @@ class _Paces:
         return self._known[key]
 
 
+def _gang_saving(row: ScenarioJob) -> GangSaving | None:
+    saving = row.checkpoint
+    return None if saving is None else GangSaving(saving.interval, saving.cost, saving.restart)
+
+
+def _datasets(
+    scenario: Scenario, order: CanonicalOrder, domain_at: Mapping[str, int]
+) -> tuple[tuple[Dataset, ...], dict[str, int]]:
+    rows = [scenario.datasets[row] for row in order.datasets]
+    datasets = tuple(
+        Dataset(position, row.name, row.size_gib, frozenset(domain_at[name] for name in row.at))
+        for position, row in enumerate(rows)
+    )
+    return datasets, {dataset.name: dataset.id for dataset in datasets}
+
+
 def _saving(row: ScenarioJob) -> Saving | None:
     if row.checkpoint is None:
         return None
     saving = row.checkpoint
     return Saving(exact(saving.interval), exact(saving.cost), exact(saving.restart))
+
+
+def _spread(asks: Asks) -> Spread | None:
+    spread = asks.spread
+    return None if spread is None else Spread(spread.over, spread.max_skew, spread.max_per_domain)
 
 
 class _AskMaker:
@@ -349,6 +384,10 @@ class _AskMaker:
             preferred=None if topology is None else topology.preferred,
             peak_w=asks.peak_w if asks.peak_w is not None else asks.power_w,
             power_w=asks.power_w,
+            n_min=asks.min_replicas if asks.is_elastic else None,
+            n_max=asks.max_replicas if asks.is_elastic else None,
+            spread=_spread(asks),
+            max_wait_s=0.0 if topology is None or topology.max_wait is None else topology.max_wait,
         )
 
 

@@ -17,6 +17,7 @@ from apps.scheduling.engine.facts import (
     Placing,
     Plan,
     Policy,
+    Resize,
     Running,
     Snapshot,
 )
@@ -28,17 +29,25 @@ _IDLE_W: WeakKeyDictionary[Facility, dict[int, float]] = WeakKeyDictionary()
 
 def check(snapshot: Snapshot, plan: Plan, policy: Policy) -> tuple[Fault, ...]:
     """Every rule the plan breaks; empty when it may be written."""
-    del policy
-    return tuple(_Checker(snapshot, plan).faults())
+    return tuple(_Checker(snapshot, plan, policy).faults())
 
 
 class _Checker:
-    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
-        self.snapshot, self.plan = snapshot, plan
+    def __init__(self, snapshot: Snapshot, plan: Plan, policy: Policy) -> None:
+        self.snapshot, self.plan, self.policy = snapshot, plan, policy
         self.facility: Facility = snapshot.facility
         self.gangs: dict[int, Gang] = {gang.id: gang for gang in snapshot.queue}
         self.running: dict[int, Running] = {r.gang.id: r for r in snapshot.running}
         self._above: dict[int, tuple[int, ...]] = {}
+        evicted = {evict.job_id for evict in plan.evictions}
+        resized = {resize.job_id: resize for resize in plan.resizes}
+        # What goes on running once the plan is carried out, what is resized left out.
+        self.stays = [r for r in snapshot.running if r.gang.id not in evicted and r.gang.id not in resized]
+        self.resized: list[tuple[Running, Resize]] = [
+            (self.running[job_id], resize)
+            for job_id, resize in resized.items()
+            if job_id in self.running and job_id not in evicted
+        ]
 
     def faults(self) -> Iterator[Fault]:
         seen: Counter[int] = Counter(start.job_id for start in self.plan.starts)
@@ -56,7 +65,11 @@ class _Checker:
             yield from self._ready(gang)
             yield from self._shape(gang, start.placing)
             yield from self._bookings(gang, start.placing, start.expected_end_s)
+            yield from self._data(gang, start.placing)
         placed = [(self.gangs[s.job_id], s.placing) for s in known]
+        yield from self._evictions(placed)
+        yield from self._resizes()
+        placed += [(running.gang, resize.placing) for running, resize in self.resized]
         yield from self._devices(placed)
         yield from self._power(placed)
         yield from self._quota(placed)
@@ -78,7 +91,7 @@ class _Checker:
         if gang.not_before_s > now_s or gang.retry_s > now_s:
             yield Fault("not_before", gang.id, "starts before its time")
 
-    def _shape(self, gang: Gang, placing: Placing) -> Iterator[Fault]:
+    def _shape(self, gang: Gang, placing: Placing, *, is_resize: bool = False) -> Iterator[Fault]:
         counts: Counter[int] = Counter()
         kinds: set[int] = set()
         places: dict[int, set[int]] = defaultdict(set)
@@ -89,7 +102,8 @@ class _Checker:
                 yield Fault("gang", gang.id, "has a share without replicas")
             counts[share.group] += share.n_replicas
             places[share.group].add(node)
-            yield from self._node(gang, node)
+            if not is_resize:
+                yield from self._node(gang, node)
             yield from self._share(gang, ask, share.devices, share.n_replicas, share.share_steps, node)
             kind = int(self.facility.kind[node])
             if ask.devices or ask.share_steps:
@@ -111,6 +125,142 @@ class _Checker:
                 domains = {self._domain(node, ask.required) for node in places[g]}
                 if len(domains) > 1 or None in domains:
                     yield Fault("topology", gang.id, f"is not within one {ask.required}")
+            if ask.spread is not None:
+                yield from self._spread(gang, g, ask, placing)
+
+    def _spread(self, gang: Gang, g: int, ask: Ask, placing: Placing) -> Iterator[Fault]:
+        spread = ask.spread
+        assert spread is not None
+        inside: Counter[object] = Counter()
+        for share in placing:
+            if share.group == g:
+                inside[self._domain(share.node, spread.over)] += share.n_replicas
+        if None in inside:
+            yield Fault("spread", gang.id, f"lies on a node without a {spread.over}")
+        if spread.max_per_domain is not None and max(inside.values(), default=0) > spread.max_per_domain:
+            yield Fault(
+                "spread", gang.id, f"has more than {spread.max_per_domain} replicas in one {spread.over}"
+            )
+        if spread.max_skew is None:
+            return
+        kinds = {int(self.facility.kind[share.node]) for share in placing if share.group == g}
+        for node in range(len(self.facility.node_id)):
+            if self._could_hold(gang, ask, node, kinds):
+                inside[self._domain(node, spread.over)] += 0
+        inside.pop(None, None)
+        if inside and max(inside.values()) - min(inside.values()) > spread.max_skew:
+            yield Fault("spread", gang.id, f"is skewed by more than {spread.max_skew} over {spread.over}")
+
+    def _could_hold(self, gang: Gang, ask: Ask, node: int, kinds: set[int]) -> bool:
+        """Whether the node, healthy and empty, could hold a replica of the type that was chosen."""
+        f = self.facility
+        return bool(
+            self.snapshot.is_usable[node]
+            and gang.shape.cluster in (NONE, int(f.cluster[node]))
+            and (not (ask.devices or ask.share_steps) or int(f.kind[node]) in kinds)
+            and int(f.n_devices[node]) >= max(ask.devices, 1 if ask.share_steps else 0)
+            and float(f.cpus[node]) * (1 + SLACK) >= ask.cpus
+            and float(f.memory_gib[node]) * (1 + SLACK) >= ask.memory_gib
+        )
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def _data(self, gang: Gang, placing: Placing) -> Iterator[Fault]:
+        latest_s = self.snapshot.now_s + self.policy.staging_hold_s
+        sent = {(stage.dataset, stage.to_domain): stage.until_s for stage in self.plan.stages}
+        for position in gang.datasets:
+            dataset = self.snapshot.datasets[position]
+            for domain in {int(self.facility.storage[share.node]) for share in placing} - {NONE}:
+                arrives_s = dataset.arrives_s.get(domain, sent.get((position, domain), inf))
+                if domain not in dataset.at and arrives_s > latest_s:
+                    yield Fault("staging", gang.id, f"would wait too long for {dataset.name}")
+
+    # -- who gives way ------------------------------------------------------------------------------------------------
+
+    def _evictions(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+        starts = {gang.id: (gang, placing) for gang, placing in placed}
+        counts = Counter(evict.job_id for evict in self.plan.evictions)
+        for evict in self.plan.evictions:
+            victim, by = self.running.get(evict.job_id), starts.get(evict.for_job_id)
+            if victim is None or counts[evict.job_id] > 1 or victim.is_leaving:
+                yield Fault("eviction", evict.job_id, "does not run, or leaves already")
+                continue
+            if by is None:
+                yield Fault("eviction", evict.job_id, "gives way to a job that does not start")
+                continue
+            if not self.policy.preemption or not victim.gang.preemptible:
+                yield Fault("eviction", evict.job_id, "is not to be evicted")
+            if self.snapshot.now_s - victim.started_s < self.policy.shield_s:
+                yield Fault("eviction", evict.job_id, "is too young to be evicted")
+            most = self.policy.most_evictions
+            if most is not None and victim.gang.n_evictions >= most:
+                yield Fault("eviction", evict.job_id, "was evicted often enough")
+            yield from self._right_to(by[0], by[1], victim)
+            if not self._is_needed(victim, placed):
+                yield Fault("eviction", evict.job_id, "could have been spared")
+
+    def _right_to(self, gang: Gang, placing: Placing, victim: Running) -> Iterator[Fault]:
+        """A lower priority; or a loan that the other's team may call in."""
+        if victim.gang.priority < gang.priority:
+            return
+        kinds = {int(self.facility.kind[share.node]) for share in placing if share.devices}
+        before = self._use_by_team((r.gang, r.placing) for r in self.snapshot.running)
+        taken = self._use_by_team(
+            (self.running[e.job_id].gang, self.running[e.job_id].placing)
+            for e in self.plan.evictions
+            if e.job_id in self.running
+        )
+        teams = self.snapshot.teams
+        if victim.gang.team == NONE or gang.team == NONE or victim.gang.team == gang.team or not teams:
+            yield Fault("eviction", victim.gang.id, "has no lower priority")
+            return
+        apart = self._teams_above(victim.gang.team) - self._teams_above(gang.team)
+        for kind in kinds:
+            for team in apart:
+                inside = [t for t in range(len(teams)) if team in self._teams_above(t)]
+                owned = sum(teams[t].entitlement.get(kind, 0) for t in inside) * SHARE_STEPS
+                left = sum(before.get((t, kind), 0) - taken.get((t, kind), 0) for t in inside)
+                if left < owned and not any(teams[t].lend_limit for t in inside):
+                    yield Fault("eviction", victim.gang.id, f"takes {teams[team].name} below what it owns")
+
+    def _is_needed(self, victim: Running, placed: list[tuple[Gang, Placing]]) -> bool:
+        """Whether something of the plan could not be if this victim had stayed."""
+        faults: list[Fault] = []
+        self.stays.append(victim)
+        try:
+            with_resizes = [*placed, *((running.gang, resize.placing) for running, resize in self.resized)]
+            faults += [*self._devices(with_resizes), *self._power(with_resizes), *self._quota(with_resizes)]
+            return bool(faults) or any(self._promises())
+        finally:
+            self.stays.pop()
+
+    def _resizes(self) -> Iterator[Fault]:
+        if len(self.resized) != len(self.plan.resizes):
+            yield Fault("resize", None, "a job is resized that does not go on running, or twice")
+        starting = {start.job_id for start in self.plan.starts}
+        for running, resize in self.resized:
+            gang = running.gang
+            yield from self._shape(gang, resize.placing, is_resize=True)
+            before = {share.node for share in running.placing}
+            for share in resize.placing:
+                if share.node not in before:
+                    yield from self._node(gang, share.node)
+            grows = self._n_devices(gang, resize.placing) > self._n_devices(gang, running.placing)
+            if resize.for_job_id is None:
+                young_s = self.snapshot.now_s - max(running.sized_s, running.started_s)
+                if young_s < self.policy.resize_dwell_s:
+                    yield Fault("resize", gang.id, "has its size not long enough")
+                yield from self._bookings(gang, resize.placing, resize.expected_end_s)
+                yield from self._data(gang, resize.placing)
+            elif grows or resize.for_job_id not in starting:
+                yield Fault("resize", gang.id, "grows for another, or shrinks for a job that does not start")
+
+    def _n_devices(self, gang: Gang, placing: Placing) -> float:
+        return sum(
+            share.n_replicas
+            * (gang.shape.asks[share.group].devices or gang.shape.asks[share.group].share_steps / 1e6)
+            for share in placing
+        )
 
     def _node(self, gang: Gang, node: int) -> Iterator[Fault]:
         name = self.facility.node_name[node]
@@ -181,7 +331,7 @@ class _Checker:
     # -- sums over everything -----------------------------------------------------------------------------------------
 
     def _all(self, placed: Iterable[tuple[Gang, Placing]]) -> Iterator[tuple[Gang, Placing]]:
-        yield from ((r.gang, r.placing) for r in self.snapshot.running)
+        yield from ((r.gang, r.placing) for r in self.stays)
         yield from placed
 
     def _devices(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
@@ -333,7 +483,12 @@ class _Checker:
     def _arrays(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
         counts = Counter(gang.array for gang, _ in self._all(placed) if gang.array != NONE)
         for gang, _ in placed:
-            if gang.array != NONE and gang.array_max and counts[gang.array] > gang.array_max:
+            if (
+                gang.id not in self.running
+                and gang.array != NONE
+                and gang.array_max
+                and counts[gang.array] > gang.array_max
+            ):
                 yield Fault("dependency", gang.id, "its array has too many jobs running")
 
     # -- promises -----------------------------------------------------------------------------------------------------
@@ -346,15 +501,15 @@ class _Checker:
         now_s = self.snapshot.now_s
         changes: list[tuple[float, int, Gang, Placing]] = []
         active: list[tuple[Gang, Placing]] = []
-        for running in self.snapshot.running:
-            active.append((running.gang, running.placing))
-            end_s = running.ends_s if running.ends_s > now_s else now_s + _OVERDUE_S
-            changes.append((end_s, 0, running.gang, running.placing))
+        goes_on = [(r.gang, r.placing, r.ends_s) for r in self.stays]
+        goes_on += [(r.gang, resize.placing, resize.expected_end_s) for r, resize in self.resized]
+        for gang, placing, ends_s in goes_on:
+            active.append((gang, placing))
+            changes.append((ends_s if ends_s > now_s else now_s + _OVERDUE_S, 0, gang, placing))
         for start in self.plan.starts:
-            gang = self.gangs.get(start.job_id)
-            if gang is not None:
-                active.append((gang, start.placing))
-                changes.append((start.expected_end_s, 0, gang, start.placing))
+            if start.job_id in self.gangs:
+                active.append((self.gangs[start.job_id], start.placing))
+                changes.append((start.expected_end_s, 0, self.gangs[start.job_id], start.placing))
         for reserve in reserves:
             gang = self.gangs[reserve.job_id]
             length_s = gang.limit_s if gang.limit_s != inf else self._work_s(gang, reserve.placing)
@@ -381,7 +536,13 @@ class _Checker:
             return inf
         slowest = min(float(f.speed[n]) for n in holding)
         has_devices = any(ask.devices or ask.share_steps for ask in gang.shape.asks)
-        return gang.work_s / (slowest * (f.kinds[int(f.kind[holding[0]])].speed if has_devices else 1.0))
+        rate = 1.0
+        for g, ask in enumerate(gang.shape.asks):
+            if ask.least != ask.most and not gang.scaling:
+                rate = min(rate, sum(s.n_replicas for s in placing if s.group == g) / ask.n_replicas)
+        return gang.work_s / (
+            rate * slowest * (f.kinds[int(f.kind[holding[0]])].speed if has_devices else 1.0)
+        )
 
 
 class _Book:

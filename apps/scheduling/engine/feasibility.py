@@ -22,11 +22,12 @@ def prove_impossible(facility: Facility, teams: Sequence[Team], gang: Gang) -> I
     """
     del teams
     n = facility.n_nodes
-    alone = replace(gang, team=NONE, shape=replace(gang.shape, reservation=NONE))
+    alone = replace(gang, team=NONE, datasets=(), shape=replace(gang.shape, reservation=NONE))
     snapshot = Snapshot(
         0.0, facility, np.ones(n, dtype=bool), np.zeros(n, dtype=bool), quota_is_checked=False
     )
     walk = Pass(snapshot, Policy(explain=False))
+    alone = walk.least(alone)
 
     def fits(**left_out: bool) -> bool:
         rules = replace(ALL, **left_out)
@@ -37,10 +38,16 @@ def prove_impossible(facility: Facility, teams: Sequence[Team], gang: Gang) -> I
 
     if n and fits():
         return None
-    return _proof(walk, alone, power=n > 0 and fits(power=False), topology=n > 0 and fits(topology=False))
+    return _proof(
+        walk,
+        alone,
+        power=n > 0 and fits(power=False),
+        topology=n > 0 and fits(topology=False),
+        spread=n > 0 and fits(spread=False),
+    )
 
 
-def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible:
+def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool, spread: bool) -> Impossible:
     frame, kinds = walk.frame, walk.kinds(gang.shape)
     ask = max(gang.shape.asks, key=lambda a: (a.devices, a.share_steps, a.n_replicas))
     mask = np.zeros(frame.n_nodes, dtype=bool)
@@ -86,6 +93,23 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool) -> Impossible
         return Impossible(
             "topology",
             f"asks {ask.n_replicas} replicas within one {word}, the largest {word} holds {best}",
+            facts,
+        )
+    if spread:
+        facts["field"] = "spread"
+        rule = next(a.spread for a in gang.shape.asks if a.spread is not None)
+        ids = frame.domain_ids(rule.over)
+        n_domains = len(np.unique(ids[mask & (ids != NONE)]))
+        word = rule.over.replace("_", "-")
+        bound = (
+            f"at most {rule.max_per_domain} in one {word}"
+            if rule.max_per_domain is not None
+            else f"a skew of at most {rule.max_skew} over {word} domains"
+        )
+        facts |= {"over": rule.over, "domains": n_domains}
+        return Impossible(
+            "spread",
+            f"asks {ask.n_replicas} replicas with {bound}; {n_domains} such domains could hold one",
             facts,
         )
     cpus = float(np.where(np.isinf(walk.frame.cpu), inf, walk.frame.cpu)[mask].max(initial=0)) / 1e6

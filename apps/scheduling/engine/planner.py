@@ -148,7 +148,7 @@ class Pass:
             at_quota = not self.within_quota(self.least(gang))
             if depth == 0:
                 if gang.datasets and (offer := self.earliest(gang, self.kinds(gang.shape))) is not None:
-                    self._send(gang, {share.node for share in offer.found.placing})
+                    self.send(gang, {share.node for share in offer.found.placing})
                 if not at_quota and gang.shape.reservation == NONE:
                     self.strictly_behind = gang
             elif at_quota:
@@ -537,9 +537,9 @@ class Pass:
             "backfilled": self.n_promises > 0,
         }
         self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
-        self._send(gang, nodes)
+        self.send(gang, nodes)
 
-    def _send(self, gang: Gang, nodes: set[int]) -> None:
+    def send(self, gang: Gang, nodes: set[int]) -> None:
         """Have the data that it needs there sent there."""
         for dataset, domain in self.data.missing(gang, nodes):
             until_s = self.data.sent_now_s(dataset)
@@ -552,7 +552,7 @@ class Pass:
         charge = charge_of(self.frame, gang, offer.found.placing)
         self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
         self.reserves.append(Reserve(gang.id, offer.start_s, offer.found.placing))
-        self._send(gang, {share.node for share in offer.found.placing})
+        self.send(gang, {share.node for share in offer.found.placing})
         return True
 
     def earliest(self, gang: Gang, kinds: tuple[int, ...]) -> Offer | None:

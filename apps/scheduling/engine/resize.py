@@ -65,6 +65,7 @@ def _grow_one(walk: Pass, running: Running) -> None:
     walk.calendar.hold_instead(gang.id, gang, charge_of(walk.frame, gang, placing), end_s)
     walk.resizes.append(Resize(gang.id, placing, None, end_s))
     walk.gone.add(gang.id)
+    walk.send(gang, {share.node for share in placing})
 
 
 def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int) -> Found | None:
@@ -96,7 +97,6 @@ def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int) -> 
                 walk.calendar.now,
                 duration_s,
                 named=True,
-                hold_s=walk.policy.staging_hold_s,
                 within=within & same_cluster,
                 already=already,
             )

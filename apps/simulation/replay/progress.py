@@ -30,68 +30,146 @@ class Split:
     checkpoint_s: Fraction
     rework_s: Fraction
 
+    def __sub__(self, other: "Split") -> "Split":
+        return Split(
+            self.work_s - other.work_s,
+            self.starting_s - other.starting_s,
+            self.checkpoint_s - other.checkpoint_s,
+            self.rework_s - other.rework_s,
+        )
+
+    @property
+    def total_s(self) -> Fraction:
+        """Running time in all."""
+        return self.work_s + self.starting_s + self.checkpoint_s + self.rework_s
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt, from the moment it holds its devices."""
+    """One attempt at one pace, from the moment it holds its devices or was given another size.
+
+    The last four fields are what an attempt that was resized brings along.
+    """
 
     work_s: Fraction  # left to do, in seconds at full pace
     pace: Fraction  # seconds of work done in a second of running
     restart_s: Fraction  # spent before any work
     saving: Saving | None
+    writing_s: Fraction = ZERO  # left of the checkpoint that was being written
+    into_s: Fraction = ZERO  # working time since the last checkpoint
+    unsaved_work_s: Fraction = ZERO  # work done since then
+    unsaved_run_s: Fraction = ZERO  # running time since then
 
     @property
     def length_s(self) -> Fraction:
         """Running time until the work is done."""
         turn_s = self.work_s / self.pace
-        return self.restart_s + turn_s + self._n_checkpoints(turn_s) * self._cost_s
+        return self._head_s + turn_s + self._n_checkpoints(turn_s) * self._cost_s
 
     @property
     def _cost_s(self) -> Fraction:
         return ZERO if self.saving is None else self.saving.cost_s
 
+    @property
+    def _head_s(self) -> Fraction:
+        return self.restart_s + self.writing_s
+
     def _n_checkpoints(self, turn_s: Fraction) -> int:
         """Checkpoints written within so much working time, if it goes on to its end."""
         if self.saving is None:
             return 0
-        n = turn_s / self.saving.interval_s
+        n = (turn_s + self.into_s) / self.saving.interval_s
         return max(0, -(-n.numerator // n.denominator) - 1)
 
     def _n_done(self, elapsed_s: Fraction) -> int:
-        """Checkpoints that are complete after so much running time."""
-        if self.saving is None or elapsed_s <= self.restart_s:
+        """Checkpoints begun in this turn that are complete after so much running time."""
+        if self.saving is None:
             return 0
-        turns = (elapsed_s - self.restart_s) / (self.saving.interval_s + self.saving.cost_s)
-        return min(turns.numerator // turns.denominator, self._n_checkpoints(self.work_s / self.pace))
+        first_s = self._head_s + self.saving.interval_s - self.into_s + self.saving.cost_s
+        if elapsed_s < first_s:
+            return 0
+        turns = (elapsed_s - first_s) / (self.saving.interval_s + self.saving.cost_s)
+        return min(turns.numerator // turns.denominator + 1, self._n_checkpoints(self.work_s / self.pace))
+
+    def saved_at_s(self, elapsed_s: Fraction) -> Fraction | None:
+        """After which running time the last complete checkpoint was there; None: none since the turn began."""
+        n_done = self._n_done(elapsed_s)
+        if n_done and self.saving is not None:
+            return self._head_s + n_done * (self.saving.interval_s + self.saving.cost_s) - self.into_s
+        return self._head_s if self.writing_s and elapsed_s >= self._head_s else None
 
     def saved_work_s(self, elapsed_s: Fraction) -> Fraction:
-        """Work that the last complete checkpoint of this attempt keeps."""
-        if self.saving is None:
-            return ZERO
-        return self._n_done(elapsed_s) * self.saving.interval_s * self.pace
+        """Work that the last complete checkpoint of this turn keeps."""
+        n_done = self._n_done(elapsed_s)
+        if n_done and self.saving is not None:
+            return self.unsaved_work_s + (n_done * self.saving.interval_s - self.into_s) * self.pace
+        return self.unsaved_work_s if self.saved_at_s(elapsed_s) is not None else ZERO
 
     def lost_s(self, elapsed_s: Fraction) -> Fraction:
         """Running time that is lost if the attempt is cut now: all since the last complete checkpoint."""
-        n_done = self._n_done(elapsed_s)
-        if n_done == 0 or self.saving is None:
-            return elapsed_s
-        return elapsed_s - self.restart_s - n_done * (self.saving.interval_s + self.saving.cost_s)
+        saved_at_s = self.saved_at_s(elapsed_s)
+        return self.unsaved_run_s + elapsed_s if saved_at_s is None else elapsed_s - saved_at_s
 
     def split(self, elapsed_s: Fraction, *, is_lost: bool) -> Split:
         """Where the running time went; `is_lost` if the attempt was cut and what is not saved is to be done again."""
-        rework_s = self.lost_s(elapsed_s) if is_lost else ZERO
-        kept_s = elapsed_s - rework_s
+        kept_s = elapsed_s
+        if is_lost:
+            kept_s = self.saved_at_s(elapsed_s) or ZERO
         starting_s = min(self.restart_s, kept_s)
-        checkpoint_s = ZERO
-        if self.saving is not None and kept_s > self.restart_s:
-            period_s = self.saving.interval_s + self.saving.cost_s
-            n_done = self._n_done(kept_s)
-            into_s = kept_s - self.restart_s - n_done * period_s
-            last_s = ZERO
-            if n_done < self._n_checkpoints(self.work_s / self.pace):
-                last_s = max(ZERO, into_s - self.saving.interval_s)  # one was being written
-            checkpoint_s = n_done * self.saving.cost_s + last_s
-        return Split(kept_s - starting_s - checkpoint_s, starting_s, checkpoint_s, rework_s)
+        checkpoint_s = min(self.writing_s, kept_s - starting_s)
+        if self.saving is not None and kept_s > self._head_s:
+            checkpoint_s += self._n_done(kept_s) * self.saving.cost_s + self._written_s(kept_s)
+        return Split(kept_s - starting_s - checkpoint_s, starting_s, checkpoint_s, elapsed_s - kept_s)
+
+    def _since_save_s(self, elapsed_s: Fraction) -> tuple[Fraction, Fraction]:
+        """Running time since the last checkpoint or the turn's beginning; and working time until the next one begins."""
+        assert self.saving is not None
+        n_done = self._n_done(elapsed_s)
+        if not n_done:
+            return max(ZERO, elapsed_s - self._head_s), self.saving.interval_s - self.into_s
+        return elapsed_s - (self.saved_at_s(elapsed_s) or ZERO), self.saving.interval_s
+
+    def _is_writing(self, elapsed_s: Fraction) -> bool:
+        if self.saving is None or elapsed_s <= self._head_s:
+            return False
+        since_s, due_s = self._since_save_s(elapsed_s)
+        return since_s >= due_s and self._n_done(elapsed_s) < self._n_checkpoints(self.work_s / self.pace)
+
+    def _written_s(self, elapsed_s: Fraction) -> Fraction:
+        """Time spent so far on the checkpoint that is being written."""
+        if not self._is_writing(elapsed_s):
+            return ZERO
+        since_s, due_s = self._since_save_s(elapsed_s)
+        return since_s - due_s
+
+    def after(self, elapsed_s: Fraction, pace: Fraction) -> "Attempt":
+        """The same attempt, going on at another pace."""
+        worked_s = self.split(elapsed_s, is_lost=False).work_s
+        saved_at_s = self.saved_at_s(elapsed_s)
+        if elapsed_s <= self._head_s:
+            restart_s = max(ZERO, self.restart_s - elapsed_s)
+            writing_s = self.writing_s - max(ZERO, elapsed_s - self.restart_s)
+            into_s = self.into_s
+        else:
+            restart_s = writing_s = ZERO
+            into_s = ZERO
+            if self.saving is not None:
+                since_s, _ = self._since_save_s(elapsed_s)
+                into_s = since_s + (self.into_s if not self._n_done(elapsed_s) else ZERO)
+                if self._is_writing(elapsed_s):
+                    writing_s, into_s = self.saving.cost_s - self._written_s(elapsed_s), ZERO
+        work_done_s = worked_s * self.pace
+        unsaved_work_s = self.unsaved_work_s + work_done_s - self.saved_work_s(elapsed_s)
+        return Attempt(
+            self.work_s - work_done_s,
+            pace,
+            restart_s,
+            self.saving,
+            writing_s,
+            into_s,
+            unsaved_work_s,
+            self.lost_s(elapsed_s) if saved_at_s is not None else self.unsaved_run_s + elapsed_s,
+        )
 
 
 def declared_work_s(

@@ -50,6 +50,8 @@ def facilities(draw: st.DrawFn) -> Scene:
         {"name": "hall", "kind": "hall", "parent": "site"},
         {"name": "spine", "kind": "spine"},
         {"name": "water", "kind": "cooling"},
+        {"name": "store0", "kind": "storage"},
+        {"name": "store1", "kind": "storage"},
     ]
     domains += [{"name": f"leaf{i}", "kind": "leaf", "parent": "spine"} for i in range(n_leaves)]
     racks = [{"name": f"rack{i}", "kind": "rack", "parent": "hall"} for i in range(n_racks)]
@@ -70,6 +72,8 @@ def facilities(draw: st.DrawFn) -> Scene:
             node["power"] = f"rack{draw(st.integers(0, n_racks - 1))}"
         if draw(st.booleans()):
             node["cooling"] = "water"
+        if draw(st.booleans()):
+            node["storage"] = draw(st.sampled_from(["store0", "store1"]))
         if draw(st.integers(0, 3)) == 0:
             node["count"] = 2
         if draw(st.integers(0, 3)) == 0:
@@ -116,6 +120,21 @@ def jobs_of(draw: st.DrawFn, index: int, leaves: list[str], n_reservations: int)
     job["submit"] = draw(st.sampled_from([0, 0, 0, 5, 10, 17.5, 30]))
     job["devices"] = draw(st.sampled_from([1, 1, 2, 4, 0.25, 0.5, 0]))
     job["replicas"] = draw(st.sampled_from([1, 1, 2, 3, 6]))
+    if draw(st.integers(0, 3)) == 0:
+        least = draw(st.integers(1, 3))
+        most = least + draw(st.integers(0, 4))
+        job["replicas"] = {"min": least, "max": most}
+        if draw(st.booleans()):
+            job["replicas"]["preferred"] = draw(st.integers(least, most))
+        if draw(st.integers(0, 3)) == 0:
+            job["scaling"] = [[1, 0.5], [4, 1.5]]
+    if draw(st.integers(0, 4)) == 0:
+        rule = {draw(st.sampled_from(["max_skew", "max_per_domain"])): draw(st.integers(1, 2))}
+        job["spread"] = {"over": draw(st.sampled_from(["scale_up", "leaf", "rack", "cooling"])), **rule}
+    if draw(st.integers(0, 5)) == 0:
+        job["preemptible"] = False
+    if draw(st.integers(0, 4)) == 0:
+        job["datasets"] = [draw(st.sampled_from(["small", "large"]))]
     if leaves:
         job["team"] = draw(st.sampled_from(leaves))
     if draw(st.booleans()):
@@ -129,6 +148,8 @@ def jobs_of(draw: st.DrawFn, index: int, leaves: list[str], n_reservations: int)
     if draw(st.integers(0, 3)) == 0:
         rule = draw(st.sampled_from(["required", "preferred"]))
         job["topology"] = {rule: draw(st.sampled_from(["scale_up", "leaf", "spine"]))}
+        if rule == "preferred" and draw(st.integers(0, 3)) == 0:
+            job["topology"]["max_wait"] = draw(st.sampled_from([5, 20]))
     if draw(st.integers(0, 3)) == 0:
         job["cpus"], job["memory_gib"] = draw(st.sampled_from([2, 8])), draw(st.sampled_from([1, 16]))
     if draw(st.integers(0, 3)) == 0:
@@ -218,6 +239,10 @@ def scenes(draw: st.DrawFn, max_jobs: int = 10) -> Scene:
         "facility": facility,
         "teams": teams,
         "reservations": reservations,
+        "datasets": [
+            {"name": "small", "size_gib": 4, "at": draw(st.sampled_from([[], ["store0"]]))},
+            {"name": "large", "size_gib": 90, "at": draw(st.sampled_from([[], ["store1"]]))},
+        ],
         "jobs": [draw(jobs_of(i, leaves, len(reservations))) for i in range(n_jobs)],
         "events": draw(event_lists(names, leaves, n_jobs)),
         "policy": {"backfill_depth": draw(st.sampled_from([0, 1, 2, 64, "all"]))},
@@ -226,6 +251,12 @@ def scenes(draw: st.DrawFn, max_jobs: int = 10) -> Scene:
         scene["policy"]["order"] = "submit"
     if draw(st.integers(0, 3)) == 0:
         scene["policy"].update(cooldown_s=15, retry_backoff_s=7)
+    if draw(st.integers(0, 2)) == 0:
+        scene["policy"]["preemption"] = False
+    if draw(st.integers(0, 3)) == 0:
+        scene["policy"]["shield_s"] = 6
+    if draw(st.booleans()):
+        scene["policy"]["resize_dwell_s"] = draw(st.sampled_from([0, 4]))
     if draw(st.integers(0, 5)) == 0:
         scene["policy"]["pass_interval"] = 8
     if draw(st.integers(0, 5)) == 0:

@@ -1,5 +1,6 @@
 """What must hold in every simulation, over random scenes."""
 
+import os
 from collections import defaultdict
 from fractions import Fraction
 
@@ -9,8 +10,12 @@ from apps.simulation import report
 from apps.simulation.replay.heap import exact
 from apps.simulation.tests.scenes import run_scene, scene_of, scenes
 
-SLOW = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-LEAVES = ("finish", "timeout", "cancel", "node_lost")
+SLOW = settings(
+    max_examples=int(os.environ.get("SWITCHYARD_SCENES", "80")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+LEAVES = ("finish", "timeout", "cancel", "node_lost", "preempt")
 
 
 def device_use(outcome):
@@ -18,17 +23,20 @@ def device_use(outcome):
     held: dict[str, list[tuple[tuple[str, int], Fraction]]] = {}
     use: dict[tuple[str, int], Fraction] = defaultdict(Fraction)
     for line in outcome.lines:
-        if line["event"] == "start":
-            assert line["job"] not in held
-            held[line["job"]] = [
+        job = line.get("job")
+        if line["event"] in ("start", "resize"):
+            assert (job in held) == (line["event"] == "resize")
+            for device, share in held.pop(job, ()):
+                use[device] -= share
+            held[job] = [
                 ((entry["node"], device), exact(entry["share"]))
                 for entry in line["placement"]
                 for device in entry["devices"]
             ]
-            for device, share in held[line["job"]]:
+            for device, share in held[job]:
                 use[device] += share
         elif line["event"] in LEAVES:
-            for device, share in held.pop(line["job"], ()):
+            for device, share in held.pop(job, ()):
                 use[device] -= share
         yield line, use, held
 
@@ -45,9 +53,11 @@ def test_no_device_has_more_than_one_whole_owner(scene):
 def test_a_gang_starts_whole(scene):
     replicas = {job["name"]: job.get("replicas", 1) for job in scene["jobs"]}
     for line in run_scene(scene).lines:
-        if line["event"] == "start":
+        if line["event"] in ("start", "resize"):
             placed = sum(entry["replicas"] for entry in line["placement"])
-            assert placed == replicas[line["job"]]
+            asked = replicas[line["job"]]
+            least, most = (asked, asked) if isinstance(asked, int) else (asked["min"], asked["max"])
+            assert least <= placed <= most
 
 
 @SLOW
@@ -82,6 +92,7 @@ def test_time_never_goes_back_and_releases_come_before_starts(scene):
         assert line["t"] >= last_t
         has_started = has_started and line["t"] == last_t
         has_started |= line["event"] == "start"
+        # What is over is over before anything starts; who gives way does so before the job it gives way to starts.
         assert not (has_started and line["event"] in ("finish", "timeout", "node_lost"))
         last_t = line["t"]
 
@@ -111,13 +122,24 @@ def test_every_line_belongs_to_the_life_of_its_job(scene):
         "reject": {"queued"},
         "start": {"queued"},
         "reserve": {"queued"},
+        "preempt": {"running"},
+        "resize": {"running"},
         "finish": {"running"},
         "timeout": {"running"},
         "node_lost": {"running"},
         "cancel": {"pending", "queued", "running"},
     }
-    becomes = {"submit": "queued", "start": "running", "node_lost": "queued", "reserve": "queued"}
+    becomes = {
+        "submit": "queued",
+        "start": "running",
+        "node_lost": "queued",
+        "preempt": "queued",
+        "reserve": "queued",
+        "resize": "running",
+    }
     for line in run_scene(scene).lines:
+        if line["event"] == "stage":
+            continue
         assert state[line["job"]] in follows[line["event"]]
         state[line["job"]] = becomes.get(line["event"], "over")
 
@@ -153,12 +175,14 @@ def test_a_promise_is_kept_though_jobs_behind_are_backfilled():
 def test_under_easy_nothing_that_is_backfilled_moves_the_promised_start_later(scene):
     # Served by submit time alone, on equal nodes, and nobody ahead of the head becomes ready later.
     scene["events"], scene["reservations"] = [], []
-    scene["policy"] = {"order": "submit", "backfill_depth": 1}
+    scene["policy"] = {"order": "submit", "backfill_depth": 1, "preemption": False}
     for node in scene["facility"]["nodes"]:
         node["accelerator"] = "A"
         node.pop("speed", None)
     for job in scene["jobs"]:
-        for field in ("after", "not_before", "reservation", "accelerators", "min_memory_gib", "deadline"):
+        for field in (
+            "after", "not_before", "reservation", "accelerators", "min_memory_gib", "deadline", "datasets", "topology"
+        ):  # fmt: skip
             job.pop(field, None)
     promised: dict[str, float] = {}
     for line in run_scene(scene).lines:
@@ -174,8 +198,75 @@ def test_what_is_not_rejected_starts_at_once_in_the_empty_facility(scene):
     scene["events"], scene["reservations"], scene["teams"] = [], [], []
     scene["policy"].pop("pass_interval", None)
     scene.pop("until", None)
-    for field in ("team", "reservation", "not_before"):
+    for field in ("team", "reservation", "not_before", "datasets"):
         scene["jobs"][0].pop(field, None)
     told = report.summary(run_scene(scene))["jobs"]["job0"]
 
     assert told["state"] == "rejected" or told["start"] == scene["jobs"][0]["submit"]
+
+
+@SLOW
+@given(scenes())
+def test_whoever_gives_way_may_be_asked_to_and_makes_room_for_a_job_that_starts(scene):
+    jobs = {job["name"]: job for job in scene["jobs"]}
+    lines = run_scene(scene).lines
+    for line in lines:
+        if line["event"] != "preempt":
+            continue
+        victim, by = jobs[line["job"]], jobs[line["for"]["job"]]
+        assert scene["policy"].get("preemption", True)
+        assert victim.get("preemptible", True)
+        starts = [other["t"] for other in lines if other["event"] == "start" and other["job"] == by["name"]]
+        assert line["t"] in starts
+        if victim.get("priority", 0) >= by.get("priority", 0):
+            assert scene["teams"]
+            assert victim["team"] != by["team"]
+            if scene["policy"]["backfill_depth"] != "all":
+                continue
+        began = max(
+            other["t"]
+            for other in lines
+            if other["event"] == "start" and other["job"] == victim["name"] and other["t"] <= line["t"]
+        )
+        assert line["t"] - began >= scene["policy"].get("shield_s", 0)
+
+
+@SLOW
+@given(scenes())
+def test_devices_wait_for_data_no_longer_than_they_may(scene):
+    sizes = {row["name"]: row["size_gib"] for row in scene["datasets"]}
+    outcome = run_scene(scene)
+    stores = {node["name"]: node.get("storage") for node in scene["facility"]["nodes"]}
+    copies = {(row["name"], at): 0 for row in scene["datasets"] for at in row["at"]}
+    for line in outcome.lines:
+        if line["event"] == "stage":
+            assert line["until"] - line["t"] == sizes[line["dataset"]]
+            assert (line["dataset"], line["to"]) not in copies
+            copies[line["dataset"], line["to"]] = line["until"]
+        elif line["event"] in ("start", "resize"):
+            job = next(job for job in scene["jobs"] if job["name"] == line["job"])
+            for name in job.get("datasets", ()):
+                for entry in line["placement"]:
+                    store = stores[entry["node"].rsplit("-0", 1)[0]]
+                    assert store is None or copies[name, store] <= line["t"] + 60
+
+
+@SLOW
+@given(scenes())
+def test_elastic_jobs_grow_only_after_they_have_kept_their_size_for_a_while(scene):
+    dwell_s = scene["policy"].get("resize_dwell_s", 300)
+    since: dict[str, tuple[float, int]] = {}
+    for line in run_scene(scene).lines:
+        if line["event"] in ("start", "resize"):
+            size = sum(entry["replicas"] for entry in line["placement"])
+            if line["event"] == "resize" and size > since[line["job"]][1]:
+                assert line["t"] - since[line["job"]][0] >= dwell_s
+            since[line["job"]] = (line["t"], size)
+
+
+@SLOW
+@given(scenes())
+def test_evictions_come_to_rest(scene):
+    # No job is put off its devices more often than others arrive, end or are put aside.
+    outcome = run_scene(scene)
+    assert sum(line["event"] == "preempt" for line in outcome.lines) <= len(scene["jobs"]) ** 2

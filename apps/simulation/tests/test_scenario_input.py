@@ -215,15 +215,6 @@ def test_parent_and_limit_alone_may_be_null():
 
 
 UNSUPPORTED = {
-    "elastic replicas": {"jobs": [{"name": "a", "runtime": 1, "replicas": {"min": 1, "max": 2}}]},
-    "spread": {"jobs": [{"name": "a", "runtime": 1, "spread": {"over": "rack", "max_skew": 1}}]},
-    "displacement": {"policy": {"displacement": True}},
-    "idle_power_off": {"policy": {"idle_power_off": True}},
-    "preemption": {"policy": {"preemption": True}},
-    "datasets": {
-        "datasets": [{"name": "d", "size_gib": 1}],
-        "jobs": [{"name": "a", "runtime": 1, "datasets": ["d"]}],
-    },
     "demand_response": {
         "facility": {"domains": [{"name": "f", "kind": "facility"}]},
         "events": [
