@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from apps.jobs.spec import JobRequest, shape_key
@@ -23,6 +24,8 @@ def public_spec(request: JobRequest) -> dict[str, Any]:
 
 def private_part(request: JobRequest) -> dict[str, Any]:
     """What is for the team's eyes only; `group_commands` is by name of the group."""
+    if request.groups is None and request.model_fields_set.isdisjoint(PRIVATE):
+        return {}
     private: dict[str, Any] = request.model_dump(mode="json", include=set(PRIVATE), exclude_defaults=True)
     commands = {group.name: group.command for group in request.groups or () if group.command is not None}
     if commands:
@@ -48,7 +51,12 @@ def shape_of(request: JobRequest, *, is_runnable: bool | None = None) -> str:
 
 
 def n_devices_of(request: JobRequest) -> Decimal:
-    return min(round(Decimal(request.n_devices), 6), _MOST_DEVICES)
+    return _exact(request.n_devices)
+
+
+@lru_cache(maxsize=4096)
+def _exact(n_devices: float) -> Decimal:
+    return min(round(Decimal(n_devices), 6), _MOST_DEVICES)
 
 
 def request_of(spec: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> JobRequest:

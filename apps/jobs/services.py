@@ -6,7 +6,7 @@ then devices by id. Everything may be called twice; the second time changes noth
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Exists, Max, OuterRef
+from django.db.models import Exists, ForeignKey, Max, OuterRef
 from django.utils.module_loading import import_string
 
 from apps.events.services import EventRow, record_many
@@ -115,49 +115,154 @@ def submit_jobs(
         Refused: with every fault found, if any request names what is not there or is not this person's to ask.
         Infeasible: if the empty facility could not hold one of them.
     """
-    if not requests:
-        return []
-    n_jobs = sum(request.array.size if request.array else 1 for request in requests)
-    keys: list[str | None] = [None] * n_jobs
-    if idempotency_key is not None:
-        keys = [f"{actor.pk}:{idempotency_key}"[:200] + f"#{number}" for number in range(n_jobs)]
-        known = _submitted_before(keys)
-        if known:
-            return known
-    try:
-        names = _require_sound(requests, actor, at)
-    except Refused as refused:
-        raise refused.under(path) from None
-    jobs: list[Job] = []
-    waits: list[tuple[Job, int]] = []
-    for request in requests:
-        row = names.row(request, actor, at)
-        array = None
-        if request.array is not None:
-            array = JobArray.objects.create(size=request.array.size, max_running=request.array.max_running)
-        for array_index in range(request.array.size) if request.array is not None else (None,):
-            job = Job(**row, array=array, array_index=array_index, idempotency_key=keys[len(jobs)])
-            jobs.append(job)
-            waits += [(job, after) for after in request.after]
+    keys = _keys(requests, actor, idempotency_key)
+    if known := _submitted_before(keys):
+        return known
+    drafts = _Drafts(requests, actor, at, path)
+    jobs = [
+        Job(**draft.row, array_id=draft.array_id, array_index=draft.array_index, idempotency_key=key)
+        for draft, key in zip(drafts, keys, strict=True)
+    ]
     rows.insert(jobs)
-    rows.insert([Dependency(job=job, after_id=after) for job, after in waits])
-    record_many([_event("job.submitted", job, at=at, actor=actor, is_audit=True) for job in jobs])
-    lost = [after for after in names.jobs.values() if after.state in ENDED and after.state != State.SUCCEEDED]
-    if lost:
-        _cancel_never_satisfied(lost, at=at)
+    if drafts.follow_up([job.pk for job in jobs]):
         fresh = Job.objects.in_bulk([job.pk for job in jobs])
         jobs = [fresh[job.pk] for job in jobs]
     return jobs
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A job that was just submitted."""
+
+    id: int
+    name: str
+    team: str
+    state: str
+    array_index: int | None
+
+
+@transaction.atomic
+def submit_bulk(
+    *, requests: Sequence[JobRequest], actor: User, at: datetime, path: str = ""
+) -> list[Receipt]:
+    """As `submit_jobs`, for thousands: without an object for each row, which costs more than the row."""
+    drafts = _Drafts(requests, actor, at, path)
+    columns: dict[str, list[Any]] = {
+        "array_id": [draft.array_id for draft in drafts],
+        "array_index": [draft.array_index for draft in drafts],
+    }
+    for name in drafts.names_of_columns():
+        values = [draft.row[name] for draft in drafts]
+        if isinstance(Job._meta.get_field(name), ForeignKey):
+            columns[f"{name}_id"] = [None if value is None else value.pk for value in values]
+        else:
+            columns[name] = values
+    ids = rows.insert_columns(Job, len(drafts), columns, {})
+    states: Mapping[int, str] = {}
+    if drafts.follow_up(ids):
+        states = dict(Job.objects.filter(pk__in=ids).values_list("pk", "state"))
+    return [
+        Receipt(
+            job_id,
+            draft.row["name"],
+            draft.row["team"].name,
+            states.get(job_id, State.QUEUED.value),
+            draft.array_index,
+        )
+        for job_id, draft in zip(ids, drafts, strict=True)
+    ]
+
+
+def _keys(requests: Sequence[JobRequest], actor: User, idempotency_key: str | None) -> list[str | None]:
+    n_jobs = sum(request.array.size if request.array else 1 for request in requests)
+    if idempotency_key is None:
+        return [None] * n_jobs
+    return [f"{actor.pk}:{idempotency_key}"[:200] + f"#{number}" for number in range(n_jobs)]
+
+
+class _Draft(NamedTuple):
+    """A job that is about to be written."""
+
+    row: dict[str, Any]
+    array_id: int | None
+    array_index: int | None
+    after: Sequence[int]
+
+
+class _Drafts:
+    """The jobs that requests make: looked over, and with their arrays, but not written yet."""
+
+    def __init__(self, requests: Sequence[JobRequest], actor: User, at: datetime, path: str) -> None:
+        self._actor, self._at, self._drafts = actor, at, list[_Draft]()
+        if not requests:
+            return
+        try:
+            self._names, shapes = _require_sound(requests, actor, at)
+        except Refused as refused:
+            raise refused.under(path) from None
+        for request, shape in zip(requests, shapes, strict=True):
+            row = self._names.row(request, shape, actor, at)
+            if request.array is None:
+                self._drafts.append(_Draft(row, None, None, request.after))
+                continue
+            array = JobArray.objects.create(size=request.array.size, max_running=request.array.max_running)
+            self._drafts += [
+                _Draft(row, array.pk, index, request.after) for index in range(request.array.size)
+            ]
+
+    def __len__(self) -> int:
+        return len(self._drafts)
+
+    def __iter__(self) -> Iterator[_Draft]:
+        return iter(self._drafts)
+
+    def names_of_columns(self) -> Iterable[str]:
+        return self._drafts[0].row if self._drafts else ()
+
+    def follow_up(self, ids: Sequence[int]) -> bool:
+        """Write what goes with the jobs; True if some of them could never start and were cancelled."""
+        if not ids:
+            return False
+        rows.insert(
+            [
+                Dependency(job_id=job_id, after_id=after)
+                for job_id, draft in zip(ids, self, strict=True)
+                for after in draft.after
+            ]
+        )
+        record_many(
+            [
+                EventRow(
+                    kind="job.submitted",
+                    subject_kind="job",
+                    subject_id=job_id,
+                    subject_name=draft.row["name"],
+                    team_id=draft.row["team"].pk,
+                    at=self._at,
+                    actor=self._actor,
+                    is_audit=True,
+                )
+                for job_id, draft in zip(ids, self, strict=True)
+            ]
+        )
+        ended = [job for job in self._names.jobs.values() if job.state in ENDED]
+        lost = [job for job in ended if job.state != State.SUCCEEDED]
+        if lost:
+            _cancel_never_satisfied(lost, at=self._at)
+        return bool(lost)
+
+
 def _submitted_before(keys: Sequence[str | None]) -> list[Job]:
     """The jobs of an earlier submission with these keys. Of two that come at once, the later waits here."""
+    if not keys or keys[0] is None:
+        return []
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"submit:{keys[0]}"])
     return list(Job.objects.filter(idempotency_key__in=keys).order_by("id"))
 
 
-def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) -> "_Names":
+def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) -> tuple["_Names", list[str]]:
+    """What they name, and the shape of each."""
     names = _Names(requests)
     faults = [
         fault for index, request in enumerate(requests) for fault in names.faults(index, request, actor, at)
@@ -171,8 +276,9 @@ def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) ->
             break
     if faults:
         raise Refused(faults)
-    _require_possible(requests)
-    return names
+    shapes = [intake.shape_of(request) for request in requests]
+    _require_possible(requests, shapes)
+    return names, shapes
 
 
 class _Names:
@@ -182,9 +288,10 @@ class _Names:
         teams = {request.team for request in requests}
         self.teams = {
             team.name: team
-            for team in Team.objects.filter(name__in=teams).annotate(
-                is_inner=Exists(Team.objects.filter(parent=OuterRef("pk")))
-            )
+            # With those above it: the ceiling of a team is also that of each of them.
+            for team in Team.objects.filter(name__in=teams)
+            .select_related("parent__parent")
+            .annotate(is_inner=Exists(Team.objects.filter(parent=OuterRef("pk"))))
         }
         clusters = {request.cluster for request in requests if request.cluster is not None}
         self.clusters = {c.name: c for c in Cluster.objects.filter(name__in=clusters)} if clusters else {}
@@ -212,6 +319,7 @@ class _Names:
         after = {job_id for request in requests for job_id in request.after}
         self.jobs = Job.objects.only("id", "team_id", "state").in_bulk(after) if after else {}
         self._may_submit = cache(policies.may_submit_to)
+        self._over_ceiling = cache(_over_ceiling)
 
     def faults(self, index: int, request: JobRequest, actor: User, at: datetime) -> Iterable[Fault]:
         team = self.teams.get(request.team)
@@ -221,10 +329,8 @@ class _Names:
             return
         if team.is_inner:
             yield Fault("team", "not_a_leaf", f"{team.name} has teams below it; name one of those", index)
-        try:
-            policies.require_within_ceiling(actor, team, request.priority)
-        except OverCeiling as error:
-            yield Fault("priority", "over_ceiling", error.message, index)
+        if over := self._over_ceiling(actor, team, request.priority):
+            yield Fault("priority", "over_ceiling", over, index)
         if request.user is not None and request.user != actor.get_username():
             yield Fault("user", "not_you", "must be absent or your own name", index)
         if request.cluster is not None and request.cluster not in self.clusters:
@@ -272,7 +378,7 @@ class _Names:
             line.add(team.pk)
         return line
 
-    def row(self, request: JobRequest, actor: User, at: datetime) -> dict[str, Any]:
+    def row(self, request: JobRequest, shape: str, actor: User, at: datetime) -> dict[str, Any]:
         spec = intake.public_spec(request)
         return {
             "team": self.teams[request.team],
@@ -280,7 +386,7 @@ class _Names:
             "name": request.name,
             "spec": spec,
             "private": intake.private_part(request),
-            "shape": intake.shape_of(request),
+            "shape": shape,
             "n_devices": intake.n_devices_of(request),
             "priority": request.priority,
             "cluster": self.clusters[request.cluster] if request.cluster is not None else None,
@@ -297,10 +403,18 @@ class _Names:
         }
 
 
-def _require_possible(requests: Sequence[JobRequest]) -> None:
+def _over_ceiling(actor: User, team: Team, priority: int) -> str:
+    try:
+        policies.require_within_ceiling(actor, team, priority)
+    except OverCeiling as error:
+        return error.message
+    return ""
+
+
+def _require_possible(requests: Sequence[JobRequest], shapes: Sequence[str]) -> None:
     proof = getattr(settings, "SWITCHYARD_ADMISSION", None)
     if proof:
-        import_string(proof)(requests)
+        import_string(proof)(requests, shapes)
 
 
 # What people ask -------------------------------------------------------------------------------------------------
@@ -422,7 +536,7 @@ def _resize(job: Job, replicas: int | ReplicaRange, before: _Change, after: _Cha
     before["replicas"], after["replicas"] = old, new
     job.spec["replicas"] = new
     request = intake.request_of(job.spec)
-    _require_possible([request])
+    _require_possible([request], [intake.shape_of(request)])
     job.n_devices = intake.n_devices_of(request)
     job.shape = intake.shape_of(
         request, is_runnable=bool(job.private.keys() & {"command", "script", "group_commands"})

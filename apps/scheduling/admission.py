@@ -37,8 +37,11 @@ _known: _Known | None = None
 _lock = Lock()
 
 
-def require_possible(requests: Sequence[JobRequest]) -> None:
+def require_possible(requests: Sequence[JobRequest], shapes: Sequence[str] | None = None) -> None:
     """Let pass what the empty facility could hold.
+
+    Args:
+        shapes: Of the requests, where the caller has them at hand.
 
     Raises:
         Infeasible: with the proof for each request that it could not.
@@ -46,8 +49,10 @@ def require_possible(requests: Sequence[JobRequest]) -> None:
     known = _facility(clock.now())
     faults: list[Fault] = []
     facts: dict[str, Any] = {}
-    for index, request in enumerate(requests):
-        impossible = _verdict(known, request)
+    if shapes is None:
+        shapes = [intake.shape_of(request) for request in requests]
+    for index, (request, shape) in enumerate(zip(requests, shapes, strict=True)):
+        impossible = _verdict(known, request, shape)
         if impossible is not None:
             facts = facts or dict(impossible.facts)
             faults.append(Fault(_field_of(request, impossible), impossible.code, impossible.sentence, index))
@@ -86,8 +91,7 @@ def _stamp() -> tuple[object, ...]:
         return tuple(cursor.fetchone() or ())
 
 
-def _verdict(known: _Known, request: JobRequest) -> Impossible | None:
-    key = intake.shape_of(request)
+def _verdict(known: _Known, request: JobRequest, key: str) -> Impossible | None:
     if key not in known.verdicts:
         if len(known.verdicts) >= _MOST_VERDICTS:
             known.verdicts.clear()

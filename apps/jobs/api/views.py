@@ -104,10 +104,10 @@ class JobsBulkView(APIView):
         body = parse_body(request, bodies.BulkIn)
 
         def act() -> Response:
-            jobs = services.submit_jobs(
+            receipts = services.submit_bulk(
                 requests=body.jobs, actor=person(request), at=clock.now(), path="jobs"
             )
-            return Response({"items": [bodies.job_id_out(job) for job in jobs]}, status=201)
+            return Response({"items": [bodies.receipt_out(receipt) for receipt in receipts]}, status=201)
 
         return answer_once(request, act)
 
