@@ -1,9 +1,10 @@
 """JSON as it is meant: one value, no name twice, no number that is none."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from django.conf import settings
 from rest_framework.exceptions import ParseError
@@ -124,24 +125,20 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+# A string to its end, or to the end of all: each character is looked at once, whatever somebody sends.
+_STRING: Final = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+_BRACKET: Final = re.compile(r"[\[\]{}]")
+
+
 def _check_depth(text: str) -> None:
     """Refuse what would exhaust the reader's stack. Brackets inside strings do not count."""
-    depth, in_string, escaped = 0, False, False
     if text.count("[") + text.count("{") <= _DEEPEST:
         return
-    for char in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
-            depth += 1
-            if depth > _DEEPEST:
-                raise BadJSON(f"nested more than {_DEEPEST} deep")
-        elif char in "]}":
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        if bracket in "]}":
             depth -= 1
+            continue
+        depth += 1
+        if depth > _DEEPEST:
+            raise BadJSON(f"nested more than {_DEEPEST} deep")

@@ -120,3 +120,25 @@ def test_a_number_that_is_none_is_named_by_its_path(word: str) -> None:
         loads_strict('{"jobs": [{"name": "a"}, {"cpus": WORD}]}'.replace("WORD", word))
 
     assert [(e["path"], e["code"]) for e in caught.value.errors] == [("jobs[1].cpus", "not_finite")]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_deep"),
+    [
+        ("[" * 65 + "]" * 65, True),
+        ("[" * 64 + "]" * 64, False),
+        ("[" + "[]," * 200 + "[]]", False),
+        ('["' + "[" * 200 + '"]', False),
+        ('["\\"' + "[" * 200 + '"]', False),
+        ('["\\\\", ' + "[" * 64 + "]" * 64 + "]", True),
+        ('"' + '\\"' * 200_000 + "[" * 100, False),  # a string without an end: wrong, but not for its depth
+        ('"' + '\\"' * 200_000 + "[" * 100 + "\\", False),
+    ],
+)
+def test_only_brackets_outside_strings_make_it_deep(text, is_deep):
+    try:
+        loads_strict(text)
+        said = ""
+    except BadJSON as error:
+        said = str(error)
+    assert ("nested" in said) == is_deep
