@@ -587,7 +587,12 @@ class _Book:
                     f"no longer fits on {facility.node_name[node]} when it was promised to start",
                 )
                 return
-        above = {domain for share in placing for domain in self.checker._domains_of(share.node)}
+        above = {
+            domain
+            for share in placing
+            if self.checker._peak_w(gang, share.group, share.node) > 0  # an old excess is not its fault
+            for domain in self.checker._domains_of(share.node)
+        }
         for domain, limit_w in self.limits.items():
             over = self.idle[domain] + self.watts[domain] > limit_w + SLACK * max(1.0, abs(limit_w))
             if over and domain in above:

@@ -51,6 +51,7 @@ def test_a_file_that_is_not_there_exits_with_2(tmp_path, capsys):
     assert left.value.code == 2
 
 
+HALL = {"domains": [{"name": "hall", "kind": "hall"}]}
 CURTAILMENT = {
     "type": "demand_response", "name": "noon", "domain": "hall", "target_w": 100, "start": 9, "duration": 60
 }  # fmt: skip
@@ -58,7 +59,7 @@ CURTAILMENT = {
 
 def test_what_is_not_supported_yet_exits_with_3_and_is_named(scenario_file, capsys):
     with pytest.raises(SystemExit) as left:
-        call_command("simulate", scenario_file(scene_of({}, events=[{"t": 5, **CURTAILMENT}])))
+        call_command("simulate", scenario_file(scene_of({}, events=[{"t": 5, **CURTAILMENT}], facility=HALL)))
 
     assert left.value.code == 3
     assert capsys.readouterr().err == "not supported yet: demand_response\n"
@@ -66,7 +67,7 @@ def test_what_is_not_supported_yet_exits_with_3_and_is_named(scenario_file, caps
 
 def test_a_wrong_scenario_is_wrong_before_it_is_unsupported(scenario_file, capsys):
     with pytest.raises(SystemExit) as left:
-        call_command("simulate", scenario_file(scene_of({"runtime": 0}, events=[{"t": 5, **CURTAILMENT}])))
+        call_command("simulate", scenario_file(scene_of({"runtime": 0}, events=[{"t": 5, **CURTAILMENT}], facility=HALL)))
 
     assert left.value.code == 2
 
