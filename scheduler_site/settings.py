@@ -237,7 +237,7 @@ SWITCHYARD_KEPT_DUMPS = environment.count("KEPT_DUMPS", 0)
 
 # --- Staging ---------------------------------------------------------------------------------------------------------
 
-# Stores of data lie within these and nowhere else: folders, host:/folders, s3://bucket/prefixes. Whoever may name stores
+# Stores of data lie within these and nowhere else: folders, host:/folders, s3://bucket/prefixes. Who may name stores
 # could otherwise read and fill every folder of the service's user.
 SWITCHYARD_STORE_ROOTS = environment.words("STORE_ROOTS", [str(VAR_DIR / "stores")])
 SWITCHYARD_TRANSFERS_AT_ONCE = environment.count("TRANSFERS_AT_ONCE", 4)

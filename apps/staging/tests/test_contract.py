@@ -275,6 +275,39 @@ def test_the_same_that_is_there_already_counts_as_arrived(bench: Bench) -> None:
     assert bench.half_done() == []
 
 
+@pytest.mark.parametrize("leads_to", ["/etc/passwd", "../../outside"])
+def test_a_link_out_of_the_data_set_is_not_followed(bench: Bench, tmp_path: Path, leads_to: str) -> None:
+    if bench.source.profile:
+        return  # objects know no links
+    bench.fill({"x": b"x"})
+    lay(tmp_path / "outside", {"key": b"of another"})
+    (tmp_path / "here/set/link").symlink_to(leads_to)
+    handle = bench.mover.start(bench.order(), at=now())
+
+    found = wait_for(bench.mover, handle, MoveState.FAILED, MoveState.DONE)
+
+    assert (found.state, found.is_permanent) == (MoveState.FAILED, True)
+    assert bench.arrived() == {}
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_a_folder_that_leads_out_of_its_store_is_refused(bench: Bench, tmp_path: Path, end: str) -> None:
+    place: Place = getattr(bench, end)
+    if place.profile:
+        return  # objects know no links
+    bench.fill({"x": b"x"})
+    (tmp_path / "outside/set").mkdir(parents=True)
+    (Path(place.base_uri.removeprefix("node7:")) / "door").symlink_to(tmp_path / "outside")
+    through = replace(place, uri=f"{place.base_uri}/door/set")
+    handle = bench.mover.start(replace(bench.order(), **{end: through}), at=now())
+
+    found = wait_for(bench.mover, handle, MoveState.FAILED, MoveState.DONE)
+
+    assert "lies outside the store" in found.error
+    assert found.is_permanent
+    assert list((tmp_path / "outside").rglob("*")) == [tmp_path / "outside/set"]
+
+
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_a_place_outside_its_store_is_refused(bench: Bench, end: str) -> None:
     bench.fill(FILES)
