@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -64,6 +64,17 @@ def database(url: str) -> dict[str, Any]:
         "PORT": port,
         "OPTIONS": options,
     }
+
+
+def own_url(hosts: Sequence[str], *, is_https: bool, environ: Mapping[str, str] = os.environ) -> str:
+    """How others reach this site, without a slash at the end: SWITCHYARD_URL, or else what the rest lets guess."""
+    if said := environ.get("SWITCHYARD_URL", ""):
+        return said.rstrip("/")
+    # A pattern is no address.
+    named = next((host for host in hosts if host and not host.startswith((".", "*"))), None)
+    if named is not None:
+        return f"{'https' if is_https else 'http'}://{named}"
+    return f"http://127.0.0.1:{environ.get('PORT') or 8000}"
 
 
 def secret_key(var: Path, environ: Mapping[str, str] = os.environ) -> str:

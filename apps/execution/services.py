@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.conf import settings
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 
@@ -44,6 +45,7 @@ from apps.inventory import services as inventory
 from apps.inventory.models import Backend as Kind
 from apps.inventory.models import Cluster, Health
 from apps.jobs import services as jobs
+from apps.jobs import tokens
 from apps.jobs.models import Allocation, Desired, DeviceClaim, Observed, Placement
 
 # A launch that a backend keeps refusing is given up after this long, and counts as a failure to start.
@@ -290,7 +292,7 @@ def _launch(cluster: Cluster, backend: Backend, allocation_ids: Sequence[int], a
     for first in range(0, len(allocation_ids), _ORDERS_AT_ONCE):
         # Read again, so that what was stopped meanwhile does not start.
         rows = _to_launch(allocation_ids[first : first + _ORDERS_AT_ONCE])
-        orders, refused = _orders(cluster, rows)
+        orders, refused = _orders(cluster, rows, at)
         refused |= backend.launch(orders, at=at)
         for row in rows:
             if row.pk in refused:
@@ -309,11 +311,14 @@ def _to_launch(allocation_ids: Sequence[int]) -> QuerySet[Allocation]:
     )
 
 
-def _orders(cluster: Cluster, rows: QuerySet[Allocation]) -> tuple[list[Order], dict[int, OutsideError]]:
+def _orders(
+    cluster: Cluster, rows: QuerySet[Allocation], at: datetime
+) -> tuple[list[Order], dict[int, OutsideError]]:
     orders, refused = [], {}
+    secrets = {} if cluster.is_simulated else tokens.issue(allocations=list(rows), at=at)
     for row in rows:
         try:
-            orders.append(order_of(row, is_played=cluster.is_simulated))
+            orders.append(order_of(row, is_played=cluster.is_simulated, token=secrets.get(row.pk)))
         except Exception as error:
             # A row that makes no order must not keep the others from starting; it is given up as a failed start.
             _log.exception("No order can be made of allocation %s", row.pk)
@@ -337,8 +342,12 @@ def _note_refusal(backend: Backend, allocation: Allocation, error: OutsideError,
 # Orders ----------------------------------------------------------------------------------------------------------
 
 
-def order_of(allocation: Allocation, *, is_played: bool) -> Order:
-    """The order that carries out an allocation."""
+def order_of(allocation: Allocation, *, is_played: bool, token: str | None = None) -> Order:
+    """The order that carries out an allocation.
+
+    Args:
+        token: What the job may post its progress with.
+    """
     job, private = allocation.job, allocation.job.private
     groups = _groups(job.spec, private)
     placements = list(allocation.placements.all())
@@ -350,7 +359,8 @@ def order_of(allocation: Allocation, *, is_played: bool) -> Order:
         fence=allocation.fence,
         replicas=replicas_of(groups, [_placement_facts(placement) for placement in placements]),
         script=private.get("script"),
-        env={**_about(allocation), **private.get("env", {})},
+        # What a job sets itself stands above the token: it may bring one of its own that may do more.
+        env={**_about(allocation), **_way_back(token), **private.get("env", {})},
         workdir=private.get("workdir"),
         time_limit_s=None if job.time_limit_s is None else max(job.time_limit_s - job.ran_s, 1.0),
         grace_s=allocation.grace_s,
@@ -394,6 +404,13 @@ def _about(allocation: Allocation) -> dict[str, str]:
     if job.array_index is not None:
         about["SWITCHYARD_ARRAY_INDEX"] = str(job.array_index)
     return about
+
+
+def _way_back(token: str | None) -> dict[str, str]:
+    """Where, and with what, a job posts its progress."""
+    if token is None:
+        return {}
+    return {"SWITCHYARD_API_URL": f"{settings.SWITCHYARD_URL}/api/v1", "SWITCHYARD_TOKEN": token}
 
 
 def _play_facts(allocation: Allocation, placements: Sequence[Placement]) -> PlayFacts:

@@ -1,5 +1,6 @@
 """The ledger: jobs, the attempts to run them, and who holds which device. Only `jobs.services` writes here."""
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -242,3 +243,43 @@ class DeviceClaim(models.Model):
             ),
         ]
         indexes = [models.Index(fields=["device"], name="claim_open", condition=Q(released_at=None))]
+
+
+class Progress(models.Model):
+    """What an attempt itself says of how far it is, and how long its steps take, added up by rank.
+
+    A place in each list is a rank; a rank that never said anything has a count of 0.
+    """
+
+    allocation = models.OneToOneField(Allocation, models.CASCADE, primary_key=True, related_name="progress")
+    n_posts = models.PositiveIntegerField(default=0)
+    step = models.BigIntegerField(null=True, blank=True, help_text="The furthest that was posted.")
+    fraction_done = models.FloatField(null=True, blank=True)
+    checkpoint_at = models.DateTimeField(null=True, blank=True, help_text="It wrote its last checkpoint.")
+    first_at = models.DateTimeField()
+    at = models.DateTimeField(help_text="Last posted.")
+    judged_at = models.DateTimeField(null=True, blank=True, help_text="Its ranks were last held together.")
+    last_steps = ArrayField(models.BigIntegerField(), default=list)
+    counts = ArrayField(models.IntegerField(), default=list, help_text="Step times taken.")
+    means_s = ArrayField(models.FloatField(), default=list)
+    ewmas_s = ArrayField(models.FloatField(), default=list, help_text="Of late: each new one weighs a tenth.")
+    lasts_s = ArrayField(models.FloatField(), default=list)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=(Q(fraction_done=None) | Q(fraction_done__gte=0, fraction_done__lte=1))
+                & (Q(step=None) | Q(step__gte=0)),
+                name="progress_numbers_are_sane",
+            ),
+        ]
+
+
+class AllocationToken(models.Model):
+    """What an attempt posts its progress with: good for that alone, and for as long as the attempt is open."""
+
+    allocation = models.OneToOneField(Allocation, models.CASCADE, primary_key=True, related_name="token")
+    digest = models.CharField(max_length=64, unique=True, help_text="SHA-256 of the secret, hex.")
+    created_at = models.DateTimeField()
+
+    scopes = ("progress",)

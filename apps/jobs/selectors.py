@@ -1,6 +1,6 @@
 """What is known about jobs, and who may know it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Count, Q, QuerySet, Sum
 
 from apps.jobs.lifecycle import ENDED, HOLDING, State
-from apps.jobs.models import Allocation, Job
+from apps.jobs.models import Allocation, Job, Progress
 from apps.jobs.spec import JobRequest
 from apps.teams import policies as teams
 from apps.teams.models import User
@@ -248,6 +248,21 @@ def node_shares(
                 )
             )
     return {allocation_id: tuple(shares) for allocation_id, shares in found.items()}
+
+
+def last_checkpoint_at(allocation_ids: Collection[int]) -> dict[int, datetime]:
+    """When each of these attempts wrote its last checkpoint, of those that said so; one query."""
+    rows = Progress.objects.filter(allocation__in=allocation_ids, checkpoint_at__isnull=False)
+    return {
+        allocation_id: at
+        for allocation_id, at in rows.values_list("allocation_id", "checkpoint_at")
+        if at is not None
+    }
+
+
+def progress_of(allocation: Allocation) -> Progress | None:
+    """What an attempt said of itself, if it ever did."""
+    return Progress.objects.filter(allocation=allocation).first()
 
 
 def group_names(job: Job) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 
 from apps.events.services import EventRow, record_many
 from apps.inventory.models import AcceleratorType, Cluster, Health
-from apps.jobs import intake, policies, rows
+from apps.jobs import intake, policies, rows, selectors
 from apps.jobs.errors import Fault, NoSuchJob, NotNow, OverCeiling, Refused, Stale
 from apps.jobs.lifecycle import ENDED, HOLDING, State, Trigger, follow
 from apps.jobs.models import (
@@ -993,7 +993,7 @@ def _move_on(
             return "job.failed"
         _requeue(job, [Trigger.START_FAILED], at=at, retry_s=_backoff_s(job.n_start_failures))
         return "job.start_failed"
-    job.lost_s += _lost_s(job.spec.get("checkpoint"), ran_s)
+    job.lost_s += _lost_s(job.spec.get("checkpoint"), ran_s, _since_checkpoint_s(allocation, at))
     if outcome == "node_lost":
         job.n_node_losses += 1
         if job.n_node_losses >= MAX_NODE_LOSSES:
@@ -1049,12 +1049,21 @@ def _backoff_s(n_failures: int) -> float:
     return min(BACKOFF_S * 2.0 ** (n_failures - 1), MAX_BACKOFF_S)
 
 
-def _lost_s(checkpoint: Mapping[str, float] | None, ran_s: float) -> float:
-    """Running time since the last checkpoint; all of it where none is written."""
+def _lost_s(
+    checkpoint: Mapping[str, float] | None, ran_s: float, since_checkpoint_s: float | None = None
+) -> float:
+    """Running time since the last checkpoint: as the attempt said, or else as it was declared; all where none is."""
+    if since_checkpoint_s is not None:
+        return min(since_checkpoint_s, ran_s)
     if not checkpoint:
         return ran_s
     period_s = checkpoint["interval"] + checkpoint.get("cost", 0.0)
     return ran_s % period_s
+
+
+def _since_checkpoint_s(allocation: Allocation, at: datetime) -> float | None:
+    written_at = selectors.last_checkpoint_at([allocation.pk]).get(allocation.pk)
+    return None if written_at is None else max(0.0, (at - written_at).total_seconds())
 
 
 @transaction.atomic

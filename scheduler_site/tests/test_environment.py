@@ -46,3 +46,17 @@ def test_a_flag_that_is_neither_yes_nor_no_is_refused(monkeypatch):
     monkeypatch.setenv("HTTPS", "maybe")
     with pytest.raises(environment.BadEnvironment, match="HTTPS"):
         environment.flag("HTTPS", False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts", "is_https", "url"),
+    [
+        ({}, [], False, "http://127.0.0.1:8000"),
+        ({"PORT": "8123"}, [], False, "http://127.0.0.1:8123"),
+        ({"PORT": "8123"}, [".example.org", "yard.example.org"], True, "https://yard.example.org"),
+        ({}, ["*"], False, "http://127.0.0.1:8000"),
+        ({"SWITCHYARD_URL": "https://a.example/"}, ["b.example"], True, "https://a.example"),
+    ],
+)
+def test_jobs_are_told_where_the_site_is(environ, hosts, is_https, url):
+    assert environment.own_url(hosts, is_https=is_https, environ=environ) == url

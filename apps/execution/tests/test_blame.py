@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
 from django.db import OperationalError
 
 from apps.core.errors import OutsideError

@@ -1,17 +1,19 @@
 """What goes in and comes out: jobs, their attempts, and where those lie."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from apps.core.api.body import Out
-from apps.core.strict import Misfit, Strict, Text
+from apps.core.strict import BRANCH, WRONG_TYPE, Count, Instant, Misfit, Number, Strict, Text
 from apps.events.models import Event
 from apps.jobs import selectors
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Allocation, Job
+from apps.jobs.models import Allocation, Job, Progress
+from apps.jobs.progress import Slowest
 from apps.jobs.selectors import NodeShare
 from apps.jobs.services import Receipt
 from apps.jobs.spec import MAX_PRIORITY, JobRequest, Replicas, Seconds
@@ -56,6 +58,92 @@ class WhyIn(Strict):
     """Why it is asked; kept with the job and in the log."""
 
     reason: Why = ""
+
+
+def _rank(key: str) -> str:
+    if not (key.isascii() and key.isdigit() and len(key) < 8 and str(int(key)) == key):
+        raise ValueError("must be a rank: a whole number, as 0 or 17")
+    return key
+
+
+def _branch_of_times(value: object) -> str | None:
+    if isinstance(value, Mapping):
+        return _BY_RANK
+    return _LISTED if isinstance(value, list) else None
+
+
+_BY_RANK, _LISTED = BRANCH + "by rank", BRANCH + "list"
+MOST_RANKS = 100_000
+StepTime = Annotated[Number, Field(gt=0, le=1e6)]
+Rank = Annotated[str, AfterValidator(_rank)]
+StepTimes = Annotated[
+    Annotated[dict[Rank, StepTime], Field(min_length=1, max_length=MOST_RANKS), Tag(_BY_RANK)]
+    | Annotated[list[StepTime], Field(min_length=1, max_length=MOST_RANKS), Tag(_LISTED)],
+    Discriminator(
+        _branch_of_times,
+        custom_error_type=WRONG_TYPE,
+        custom_error_message="must be an object of seconds by rank, or a list of them in rank order",
+    ),
+]
+
+
+class ProgressIn(Strict):
+    """What a job says of itself; at least one of `step`, `fraction_done` and `checkpoint_at`."""
+
+    step: Annotated[int, Field(ge=0, le=10**15)] | None = Field(
+        None, description="The step that was just done. Step times of one that was told already are dropped."
+    )
+    step_times_s: StepTimes | None = Field(
+        None,
+        description=(
+            "Seconds that the step took each rank (`SWITCHYARD_RANK`), as an object by rank or a list in rank order: "
+            "its own work, without waiting for the others, or else nobody can tell who is slow."
+        ),
+    )
+    fraction_done: Annotated[Number, Field(ge=0, le=1)] | None = None
+    checkpoint_at: Instant | None = Field(None, description="When it has just written a checkpoint.")
+    attempt: Count | None = Field(
+        None, description="`SWITCHYARD_ATTEMPT`: a late word of an earlier attempt is refused."
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.step_times_s is not None and self.step is None:
+            raise Misfit("is required with step_times_s", "step", code="missing")
+        if self.step is None and self.fraction_done is None and self.checkpoint_at is None:
+            raise Misfit("must have at least one of step, fraction_done and checkpoint_at")
+        return self
+
+    def by_rank(self) -> dict[int, float]:
+        if isinstance(self.step_times_s, list):
+            return dict(enumerate(self.step_times_s))
+        return {int(rank): time_s for rank, time_s in (self.step_times_s or {}).items()}
+
+
+class SlowestOut(Out):
+    """The rank that is furthest behind the others of its group."""
+
+    rank: int
+    node: str
+    step_s: float = Field(description="What its steps take of late.")
+    median_s: float = Field(description="What they take in the middle of its group.")
+    slower_by: float = Field(description="Share of the median by which its steps take longer.")
+    is_straggling: bool
+
+
+class ProgressOut(Out):
+    """What an attempt said of itself."""
+
+    job_id: int
+    attempt: int
+    n_posts: int
+    step: int | None
+    fraction_done: float | None
+    checkpoint_at: datetime | None
+    first_at: datetime | None
+    at: datetime | None
+    n_ranks_told: int = Field(description="Ranks that told their step times.")
+    slowest: SlowestOut | None = Field(description="null: too little is known to tell.")
 
 
 class ReasonOut(Out):
@@ -155,6 +243,7 @@ class JobDetailOut(JobOut):
     preemptible: bool
     runtime: float | None
     checkpoint: dict[str, Any] | None
+    scaling: list[list[float]] | None
     flexibility: int
     datasets: list[str]
     reservation: str | None
@@ -201,6 +290,9 @@ class BulkOut(Out):
 class PlacementOut(Out):
     job_id: int
     allocation: AllocationOut | None
+    slowest: SlowestOut | None = Field(
+        description="Which rank, and so which node, sets the pace; for its team, operators and auditors, else null."
+    )
 
 
 class AttemptsOut(Out):
@@ -348,6 +440,27 @@ def allocation_out(
             }
             for share in shares
         ],
+    }
+
+
+def slowest_out(found: Slowest | None) -> dict[str, Any] | None:
+    """A SlowestOut."""
+    return None if found is None else asdict(found)
+
+
+def progress_out(allocation: Allocation, row: Progress | None, found: Slowest | None) -> dict[str, Any]:
+    """A ProgressOut."""
+    return {
+        "job_id": allocation.job_id,
+        "attempt": allocation.fence,
+        "n_posts": 0 if row is None else row.n_posts,
+        "step": None if row is None else row.step,
+        "fraction_done": None if row is None else row.fraction_done,
+        "checkpoint_at": None if row is None else row.checkpoint_at,
+        "first_at": None if row is None else row.first_at,
+        "at": None if row is None else row.at,
+        "n_ranks_told": 0 if row is None else sum(n > 0 for n in row.counts),
+        "slowest": slowest_out(found),
     }
 
 

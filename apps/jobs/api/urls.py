@@ -10,6 +10,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/hold", views.JobHoldView.as_view(), name="job-hold"),
     path("jobs/<int:job_id>/release", views.JobReleaseView.as_view(), name="job-release"),
     path("jobs/<int:job_id>/placement", views.JobPlacementView.as_view(), name="job-placement"),
+    path("jobs/<int:job_id>/progress", views.JobProgressView.as_view(), name="job-progress"),
     path("jobs/<int:job_id>/attempts", views.JobAttemptsView.as_view(), name="job-attempts"),
     path("jobs/<int:job_id>/events", views.JobEventsView.as_view(), name="job-events"),
 ]

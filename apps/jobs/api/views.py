@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.exceptions import Throttled
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.reverse import reverse
@@ -13,15 +15,17 @@ from apps.core import clock
 from apps.core.api.body import NoBody, page_schema, parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import order_of, page, refuse_unknown_parameters
-from apps.core.errors import InvalidInput
+from apps.core.errors import InvalidInput, NotFound
 from apps.events.models import Event
 from apps.events.selectors import events_of
-from apps.jobs import selectors, services
+from apps.jobs import progress, selectors, services, tokens
 from apps.jobs.api import bodies
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Allocation, Job
+from apps.jobs.models import Allocation, AllocationToken, Job
+from apps.jobs.policies import require_may_change
 from apps.jobs.spec import JobRequest
+from apps.teams import throttles
 from apps.teams.policies import person
 
 _REASONS = (
@@ -200,7 +204,78 @@ class JobPlacementView(APIView):
     def get(self, request: Request, job_id: int) -> Response:
         job = _visible(request, job_id)
         shows_private = selectors.may_see_private(person(request), job)
-        return Response({"job_id": job.pk, "allocation": _last_allocation(job, shows_private=shows_private)})
+        return Response(
+            {
+                "job_id": job.pk,
+                "allocation": _last_allocation(job, shows_private=shows_private),
+                "slowest": _slowest(job) if shows_private else None,
+            }
+        )
+
+
+class JobProgressView(APIView):
+    token_scopes = ("write", tokens.PROGRESS)  # a job itself has no token that may do more
+
+    @extend_schema(
+        summary="How far the current or last attempt is, by its own word",
+        description="For its team, operators, auditors and administrators.",
+        responses=bodies.ProgressOut,
+    )
+    def get(self, request: Request, job_id: int) -> Response:
+        allocation = selectors.attempts(_known(request, job_id)).first()
+        if allocation is None:
+            raise NotFound("It was not tried yet.", job_id=job_id)
+        return Response(_progress(allocation))
+
+    @extend_schema(
+        summary="Post progress, from within a job",
+        description=(
+            "A job finds the address of the API in `SWITCHYARD_API_URL` and a token that is good for this alone in "
+            "`SWITCHYARD_TOKEN`; members of its team may post too. Posts may come twice. There are only so many a "
+            "minute: of a large gang, let one rank post for all."
+        ),
+        request=bodies.ProgressIn,
+        responses=bodies.ProgressOut,
+    )
+    def post(self, request: Request, job_id: int) -> Response:
+        _require_may_post(request, job_id)
+        body = parse_body(request, bodies.ProgressIn)
+        at = clock.now()
+        most = settings.SWITCHYARD_PROGRESS_PER_MINUTE
+        if wait_s := throttles.take("progress", job_id, most=most, per_s=60.0, at=at):
+            raise Throttled(wait_s)
+        post = progress.Post(
+            step=body.step,
+            step_times_s=body.by_rank(),
+            fraction_done=body.fraction_done,
+            checkpoint_at=body.checkpoint_at,
+            attempt=body.attempt,
+        )
+        row = progress.note_progress(
+            job_id=job_id, post=post, at=at, is_listed=isinstance(body.step_times_s, list)
+        )
+        return Response(_progress(row.allocation))
+
+
+def _require_may_post(request: Request, job_id: int) -> None:
+    """The attempt itself, by its token; or whoever may change the job."""
+    if isinstance(request.auth, AllocationToken):
+        if request.auth.allocation.job_id != job_id:
+            raise NoSuchJob(job_id=job_id)
+        return
+    require_may_change(person(request), _known(request, job_id))
+
+
+def _progress(allocation: Allocation) -> dict[str, Any]:
+    row = selectors.progress_of(allocation)
+    found = None if row is None else progress.slowest(row, allocation)
+    return bodies.progress_out(allocation, row, found)
+
+
+def _slowest(job: Job) -> dict[str, Any] | None:
+    last: Allocation | None = selectors.attempts(job).first()
+    row = None if last is None else selectors.progress_of(last)
+    return None if last is None or row is None else bodies.slowest_out(progress.slowest(row, last))
 
 
 class JobAttemptsView(APIView):
