@@ -131,8 +131,9 @@ class _Builder:
             at = self.team_of[row.name]
             if row.parent is not None:
                 g.edge(at, self.team_of[row.parent])
-            for kind in sorted({*row.quota, *row.borrow_limit, *row.lend_limit}):
-                numbers = (row.quota.get(kind), row.borrow_limit.get(kind), row.lend_limit.get(kind))
+            for kind in sorted({*row.quota, *row.borrow_limit, *row.lend_limit, *row.used}):
+                maps = (row.quota, row.borrow_limit, row.lend_limit, row.used)
+                numbers = [numbers.get(kind) for numbers in maps]
                 g.edge_by(at, self.type_of[kind], "quota", *map(_plain, numbers))
         if not s.teams:
             labels = {job.team for job in s.jobs} | {name for row in s.reservations for name in row.teams}
@@ -145,6 +146,7 @@ class _Builder:
         s = self.scenario
         named = {event.node for event in s.events if isinstance(event, NodeEvent)}
         named.update(name for row in s.reservations for name in row.nodes or ())
+        named.update(p.node for job in s.jobs if job.running is not None for p in job.running.placement)
         twins: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         for index, row in enumerate(s.nodes):
             key = self._node_colour(row)
@@ -188,7 +190,7 @@ class _Builder:
         depth = _depths({job.name: list(job.after) for job in s.jobs})
         twins: dict[Hashable, list[int]] = defaultdict(list)
         for index, job in enumerate(s.jobs):
-            if job.name in named or job.after:
+            if job.name in named or job.after or job.running is not None:
                 vertex = self._job_vertex(job, depth[job.name], 1)
                 self.job_of[job.name] = vertex
                 self.job_vertices[vertex] = [index]
@@ -220,6 +222,11 @@ class _Builder:
         for group, asks in enumerate(job.all_groups):
             for place, name in enumerate(asks.accelerators or ()):
                 g.edge_by(at, self.type_of[name], "accepts", group, place)
+        if job.running is not None:
+            groups = {group.name: index for index, group in enumerate(job.groups or ())}
+            for placed in job.running.placement:
+                what = (groups.get(placed.group or "", 0), placed.replicas, placed.share_steps)
+                g.edge_by(at, self.node_of[placed.node], "runs on", *what, tuple(sorted(placed.devices)))
         return at
 
     def _event(self, event: EventRow) -> int:
@@ -278,6 +285,7 @@ _JOB_REFERENCES: Final = (
     "after",
     "accelerators",
     "groups",
+    "running",
 )
 
 
@@ -287,6 +295,8 @@ def _job_content(job: ScenarioJob) -> Colour:
         if key not in _JOB_REFERENCES:
             value = getattr(job, key)
             content.append((key, _plain(value.model_dump() if hasattr(value, "model_dump") else value)))
+    if job.running is not None:
+        content.append(("running", _plain(job.running.since)))
     groups = job.groups
     if groups is not None:
         content.append(tuple(_plain(_dumped(group)) for group in groups))
@@ -400,6 +410,14 @@ def _job_order(scenario: Scenario, builder: _Builder, labels: list[int]) -> tupl
     def key(row: int) -> tuple[float, ...]:
         job = scenario.jobs[row]
         deadline = float("inf") if job.deadline is None else job.deadline
-        return (-job.priority, job.submit, deadline, -job.n_devices, -job.runtime, label_of[row], row)
+        return (
+            -job.priority,
+            job.submit - job.age,
+            deadline,
+            -job.n_devices,
+            -job.runtime,
+            label_of[row],
+            row,
+        )
 
     return tuple(sorted(range(len(scenario.jobs)), key=key))

@@ -21,6 +21,10 @@ class DecayedUse:
         self._half_life_s = half_life_s
         self._use: dict[int, dict[int, _Use]] = {}
 
+    def begin(self, team: int, kind: int, device_s: float) -> None:
+        """What a team used before time 0, faded to then."""
+        self._use.setdefault(team, {})[kind] = _Use(value_s=device_s)
+
     def change(self, team: int, kind: int, steps: int, now_s: float) -> None:
         """A team holds so many millionths of devices more (or less) from now on."""
         use = self._use.setdefault(team, {}).setdefault(kind, _Use(at_s=now_s))

@@ -44,7 +44,7 @@ from apps.simulation.meter import PowerMeter
 from apps.simulation.replay.heap import Agenda, exact, plain
 from apps.simulation.replay.progress import Attempt, Split, declared_work_s
 from apps.simulation.scenario import Cancel, NodeEvent, SetPowerLimit, SetQuota
-from apps.simulation.world import SimJob, World, entitlement_of
+from apps.simulation.world import Begun, SimJob, World, entitlement_of
 
 Line = dict[str, Any]
 ZERO: Final = Fraction(0)
@@ -204,6 +204,9 @@ class Simulation:
         self.running: dict[int, Running] = {}
         self.queue: dict[int, Gang] = {}
         self.use = DecayedUse(world.policy.half_life_s)
+        for position, team in enumerate(world.teams):
+            for kind, device_s in team.decayed_use_s.items():
+                self.use.begin(position, kind, device_s)
         self.ledger = Ledger(self.facility, world.bookings, world.jobs)
         self.meter = PowerMeter(self.facility)
         self.policy_row = world.scenario.policy
@@ -346,6 +349,9 @@ class Simulation:
         if life.is_doomed:
             self._never(life)
             return
+        if life.job.begun is not None:
+            self._carry_on(life, life.job.begun)
+            return
         impossible = self._prove_impossible(life.gang)
         if impossible is not None:
             life.state, life.code, life.reason = "rejected", impossible.code, impossible.sentence
@@ -399,6 +405,17 @@ class Simulation:
         self._expect_end(life)
         self._touch()
         self._say("start", job, placement=self.placement(job, start.placing), power_cap=_number(start.cap))
+
+    def _carry_on(self, life: Life, begun: Begun) -> None:
+        """It runs when the scenario begins: it holds what it holds, and goes on from where it is."""
+        self._enqueue(life)
+        self._start(Start(life.job.index, begun.placing, begun.kind, inf))
+        attempt = life.attempt
+        assert attempt is not None
+        life.done_s = attempt.saved_work_s(begun.since)
+        life.attempt = attempt.after(begun.since, attempt.pace)
+        life.ran_s, life.started = begun.since, self.agenda.now - begun.since
+        self._expect_end(life)
 
     def _expect_end(self, life: Life) -> None:
         """Put the end of the present turn on the agenda, and tell the planner when it is to be expected."""
@@ -592,7 +609,8 @@ class Simulation:
             dataset = self.datasets[position]
             for share in placing:
                 domain = int(self.facility.storage[share.node])
-                if domain != NONE and domain not in dataset.at:
+                # A job that ran when the scenario began has its data, whatever is said of copies.
+                if domain != NONE and domain in dataset.arrives_s:
                     arrives = max(arrives, exact(dataset.arrives_s[domain]))
         return arrives
 

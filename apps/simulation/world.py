@@ -19,8 +19,10 @@ from apps.scheduling.engine.facts import (
     Facility,
     Gang,
     Kind,
+    Placing,
     Policy,
     Shape,
+    Share,
     Spread,
     Team,
 )
@@ -32,6 +34,15 @@ from apps.simulation.scenario import EventRow, NodeRow, Scenario, TeamRow
 
 ZERO: Final = Fraction(0)
 MAX_PACES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where a job runs when the scenario begins, and for how long it has by then."""
+
+    placing: Placing
+    kind: int
+    since: Fraction
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class SimJob:
     after: tuple[int, ...]
     paces: tuple[Fraction, ...]  # at which it may come to run
     device_steps: int  # millionths of devices it holds at its preferred size
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ def build_world(scenario: Scenario) -> World:
         team_at = {label: position for position, label in enumerate(labels)}
     bookings, booking_at = _bookings(scenario, order, node_at, kind_at, team_at)
     datasets, dataset_at = _datasets(scenario, order, domain_at)
-    jobs = _jobs(scenario, order, kind_at, team_at, booking_at, dataset_at, facility)
+    jobs = _jobs(scenario, order, kind_at, team_at, booking_at, dataset_at, facility, node_at)
     return World(
         scenario=scenario,
         facility=facility,
@@ -207,6 +219,7 @@ def _teams(rows: list[TeamRow], team_at: Mapping[str, int], kind_at: Mapping[str
             entitlement=_by_kind(row.quota, kind_at),
             borrow_limit=_by_kind(row.borrow_limit, kind_at),
             lend_limit=_by_kind(row.lend_limit, kind_at),
+            decayed_use_s={kind_at[name]: device_s for name, device_s in sorted(row.used.items())},
         )
         for position, row in enumerate(rows)
     )
@@ -247,6 +260,7 @@ def _jobs(
     booking_at: Mapping[str, int],
     dataset_at: Mapping[str, int],
     facility: Facility,
+    node_at: Mapping[str, int],
 ) -> tuple[SimJob, ...]:
     position_of = {scenario.jobs[row].name: position for position, row in enumerate(order.jobs)}
     user_at = {name: position for position, name in enumerate(order.users)}
@@ -274,7 +288,7 @@ def _jobs(
             team=NONE if row.team is None else team_at.get(row.team, NONE),
             user=NONE if row.user is None else user_at[row.user],
             priority=row.priority,
-            submitted_s=row.submit,
+            submitted_s=row.submit - row.age,
             sequence=position,
             limit_s=inf if row.time_limit is None else row.time_limit,
             work_s=float(work_s) if row.time_limit is None else inf,
@@ -304,9 +318,28 @@ def _jobs(
                     group.preferred_replicas * (group.whole_devices * 1_000_000 + group.share_steps)
                     for group in row.all_groups
                 ),
+                begun=_begun(row, facility, node_at),
             )
         )
     return tuple(jobs)
+
+
+def _begun(row: ScenarioJob, facility: Facility, node_at: Mapping[str, int]) -> Begun | None:
+    if row.running is None:
+        return None
+    group_at = {group.name: index for index, group in enumerate(row.groups or ())}
+    placing = tuple(
+        Share(
+            group=group_at.get(placed.group or "", 0),
+            node=node_at[placed.node],
+            n_replicas=placed.replicas,
+            devices=tuple(sorted(placed.devices)),
+            share_steps=placed.share_steps,
+        )
+        for placed in row.running.placement
+    )
+    kinds = [int(facility.kind[share.node]) for share in placing if share.devices]
+    return Begun(placing, kinds[0] if kinds else NONE, exact(row.running.since))
 
 
 class _Paces:

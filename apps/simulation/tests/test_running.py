@@ -86,6 +86,27 @@ def test_the_phase_of_its_checkpoints_goes_on():
         assert told(scene)["jobs"]["j0"]["end"] == whole - since
 
 
+def test_a_job_that_runs_has_its_data():
+    facility = {
+        "domains": [{"name": "s", "kind": "storage"}],
+        "nodes": [{"name": "n0", "accelerator": "A", "devices": 8, "storage": "s"}],
+    }
+    job = {"runtime": 100, "datasets": ["d"], "running": on(0, since=70)}
+    scene = scene_of(job, facility=facility, datasets=[{"name": "d", "size_gib": 50}])
+    assert told(scene)["jobs"]["j0"]["end"] == 30
+
+
+def test_an_elastic_job_goes_on_at_its_present_size():
+    placement = [{"node": "n0", "replicas": 2, "devices": [0, 1]}]
+    job = {
+        "replicas": {"min": 2, "max": 4},
+        "runtime": 100,
+        "running": {"since": 100, "placement": placement},
+    }
+    scene = scene_of(job, devices=2)
+    assert told(scene)["jobs"]["j0"]["end"] == 100  # at half the pace half of it is left
+
+
 def test_an_older_job_goes_first_and_its_wait_counts_from_the_beginning():
     scene = scene_of(
         {"devices": 8, "runtime": 20}, {"devices": 8, "runtime": 10, "age": 5}, policy={"backfill_depth": 0}
@@ -184,9 +205,16 @@ ELSEWHERE = ("submit", "after", "not_before", "reservation")
 
 
 def at_rest(scene):
-    """The scene with nothing in it that cuts a job or bounds the time."""
+    """The scene with nothing in it that cuts a job, bounds the time, or lets an end hang on other jobs."""
     kept = {key: value for key, value in scene.items() if key not in ("events", "until")}
-    return {**kept, "policy": {**scene["policy"], "preemption": False}}
+    jobs = [
+        {key: value for key, value in job.items() if key not in ("datasets", "scaling")}
+        for job in scene["jobs"]
+    ]
+    for job in jobs:
+        if isinstance(job["replicas"], dict):
+            job["replicas"] = job["replicas"]["min"]
+    return {**kept, "jobs": jobs, "policy": {**scene["policy"], "preemption": False}}
 
 
 @given(scenes(max_jobs=6), st.sampled_from([1, 7, 12.5, 25]))
