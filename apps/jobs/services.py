@@ -598,7 +598,7 @@ def allocate_many(*, decisions: Sequence[Decision], pass_id: int | None, at: dat
     the rest is written.
     """
     jobs = _locked_waiting({decision.job_id for decision in decisions})
-    ledger = _Claims(decisions)
+    ledger = _Claims(decisions, at)
     waits_for = _unfinished_dependencies(jobs)
     fences = dict(
         Allocation.objects.filter(job__in=jobs).values_list("job").annotate(last=Max("fence")).order_by()
@@ -671,7 +671,7 @@ def _array_room(jobs: Iterable[_Waiting]) -> dict[int | None, int]:
 class _Claims:
     """The devices and nodes that a batch of decisions wants, the devices locked in id order."""
 
-    def __init__(self, decisions: Sequence[Decision]) -> None:
+    def __init__(self, decisions: Sequence[Decision], at: datetime) -> None:
         wanted = sorted(
             {
                 (grant.node_id, index)
@@ -696,7 +696,8 @@ class _Claims:
                 for device_id, node_id, index, share in cursor.fetchall():
                     self.device_id[node_id, index] = device_id
                     self.claimed[device_id] = share
-        self.nodes = _locked_nodes({grant.node_id for decision in decisions for grant in decision.placements})
+        node_ids = {grant.node_id for decision in decisions for grant in decision.placements}
+        self.nodes = _locked_nodes(node_ids, at)
         limited = [
             node_id
             for node_id, (*_, cpus, memory_gib) in self.nodes.items()
@@ -747,14 +748,15 @@ class _Claims:
                 self.changed.add(device_id)
 
 
-def _locked_nodes(node_ids: Collection[int]) -> dict[int, tuple[Any, ...]]:
+def _locked_nodes(node_ids: Collection[int], at: datetime) -> dict[int, tuple[Any, ...]]:
     """Cluster, health, name, whether the cluster is on, cpus, GiB. Who drains a node waits until we are done."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT node.id, node.cluster_id, node.health, node.name, cluster.is_enabled, node.cpus, node.memory_gib"
+            "SELECT node.id, node.cluster_id, CASE WHEN node.health = %s AND node.cooldown_until_at > %s"
+            " THEN 'cooling down' ELSE node.health END, node.name, cluster.is_enabled, node.cpus, node.memory_gib"
             " FROM inventory_node node JOIN inventory_cluster cluster ON cluster.id = node.cluster_id"
             " WHERE node.id = ANY(%s) ORDER BY node.id FOR NO KEY UPDATE OF node",
-            [list(node_ids)],
+            [Health.HEALTHY, at, list(node_ids)],
         )
         return {row[0]: row[1:] for row in cursor.fetchall()}
 
@@ -1064,6 +1066,71 @@ def _lost_s(
 def _since_checkpoint_s(allocation: Allocation, at: datetime) -> float | None:
     written_at = selectors.last_checkpoint_at([allocation.pk]).get(allocation.pk)
     return None if written_at is None else max(0.0, (at - written_at).total_seconds())
+
+
+class Eviction(NamedTuple):
+    """A running job is to give way to a waiting one."""
+
+    job_id: int
+    for_job_id: int
+    rule: str  # "priority" or "reclaim"
+    lost_device_s: float
+
+
+@transaction.atomic
+def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: datetime) -> str:
+    """Ask running jobs to give way, all of them or none: signal, time to write a checkpoint, kill.
+
+    Returns:
+        Why not, if one of them is not there to give way any more; empty when all were asked. Asking twice is once.
+    """
+    wanted = {eviction.job_id: eviction for eviction in evictions}
+    jobs = list(Job.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk"))
+    allocations = {
+        allocation.job_id: allocation
+        for allocation in Allocation.objects.select_for_update(no_key=True)
+        .filter(job_id__in=wanted, ended_at=None)
+        .order_by("pk")
+    }
+    asked = []
+    for job in jobs:
+        allocation = allocations.get(job.pk)
+        if allocation is None or job.state not in (State.STARTING, State.RUNNING, State.PREEMPTING):
+            return f"job {job.pk} no longer runs"
+        if allocation.desired_state == Desired.STOP:
+            if allocation.stop_cause != StopCause.PREEMPTION:
+                return f"job {job.pk} ends already"
+            continue
+        if job.spec.get("preemptible") is False:
+            return f"job {job.pk} is not to be pre-empted"
+        asked.append((job, allocation))
+    if len(jobs) < len(wanted):
+        return "a job is gone"
+    events = []
+    for job, allocation in asked:
+        eviction = wanted[job.pk]
+        job.state, job.state_at = follow(State(job.state), Trigger.PREEMPT), at
+        _save(job, "state", "state_at")
+        allocation.desired_state, allocation.stop_cause, allocation.stop_at = (
+            Desired.STOP,
+            StopCause.PREEMPTION,
+            at,
+        )
+        allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
+        data = {
+            "for_job_id": eviction.for_job_id,
+            "rule": eviction.rule,
+            "lost_device_s": round(eviction.lost_device_s, 3),
+            "pass_id": pass_id,
+        }
+        events.append(_event("job.preempting", job, at=at, data=data))
+        events.append(
+            _allocation_event(
+                "allocation.stop_requested", allocation, job, at=at, data={"cause": "preemption", **data}
+            )
+        )
+    record_many(events)
+    return ""
 
 
 @transaction.atomic

@@ -1,9 +1,11 @@
 """Failures counted against nodes, and quarantine, on a real PostgreSQL."""
 
+import threading
 from datetime import datetime, timedelta
 from itertools import count
 
 import pytest
+from django.db import connection
 
 from apps.events.models import Event
 from apps.inventory import failures, health, reports, services
@@ -251,3 +253,42 @@ def test_a_bad_report_in_quarantine_asks_for_good_ones():
     services.settle_health(at=after(600))
 
     assert state(made) == ("suspect", "reports")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_failures_noted_at_once_make_one_quarantine():
+    made = node()
+
+    def note(minutes: float) -> None:
+        try:
+            fail(made, minutes=minutes)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=note, args=(minutes,)) for minutes in (0, 2, 4, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert state(made) == ("suspect", "failures")
+    assert (made.n_quarantines, NodeFailure.objects.count()) == (1, 4)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_origin_that_fails_here_and_there_at_once_is_found_out():
+    made = [node(f"n{n}") for n in range(4)]
+
+    def note(of: Node) -> None:
+        try:
+            fail(of, minutes=0, origin="array:1")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=note, args=(one,)) for one in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert set(NodeFailure.objects.values_list("blame", flat=True)) == {0.0}

@@ -323,6 +323,17 @@ def test_fractions_share_a_device_up_to_one():
         allocate(job(ours, me, devices=0.333333), here, grant(here.nodes[0], share="0.333333"))
 
 
+def test_a_node_that_cools_down_takes_nothing_before_its_time():
+    here, ours = fleet(), team()
+    of = job(ours, person(ours))
+    here.nodes[0].cooldown_until_at = later(30)
+    here.nodes[0].save()
+
+    with pytest.raises(Stale, match="cooling down"):
+        allocate(of, here, at=later(29))
+    assert allocate(of, here, at=later(30)).fence == 1
+
+
 @pytest.mark.parametrize("health", [Health.FAILED, Health.DRAINING, Health.DRAINED, Health.SUSPECT])
 def test_a_node_that_is_not_healthy_takes_nothing(health):
     here, ours = fleet(), team()
