@@ -14,15 +14,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 from django.db import connection, transaction
 
 from apps.jobs import services as jobs
+from apps.jobs.lifecycle import State
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
-from apps.scheduling.engine.facts import Facility, Gang, Placing, Plan, Reserve, Start, Wait
-from apps.scheduling.models import Forecast, Reason, TeamUse
+from apps.scheduling.engine.facts import Evict, Facility, Gang, Placing, Plan, Reserve, Start, Wait
+from apps.scheduling.models import Fence, Forecast, Reason, TeamUse
 from apps.scheduling.snapshot import Taken, instant, rule_versions
 
 STARTS_AT_ONCE: Final = 500  # a transaction
 REASONS_AT_ONCE: Final = 20_000  # a pass; the rest is written by the passes after it
 _RENEWED_PER_S: Final = 2000.0
+FENCED_FOR: Final = timedelta(hours=2)  # longer than any time to write a checkpoint
 USE_EVERY: Final = timedelta(seconds=60)
 # Places behind this one move with every start; telling each step to the database would cost more than planning.
 _NEAR: Final = 200
@@ -45,10 +47,23 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
         jobs.cancel_unsatisfiable(job_id=job_id, at=at)
     n_started = 0
     stale: list[tuple[int, str]] = []
-    for starts in _batched(plan.starts, STARTS_AT_ONCE):
+    makes_room: dict[int, list[Evict]] = {}
+    for evict in plan.evictions:
+        makes_room.setdefault(evict.for_job_id, []).append(evict)
+    at_once = []
+    for start in plan.starts:
+        if start.job_id in makes_room:
+            why_not = _fence(taken, start, makes_room[start.job_id], pass_id=pass_id, at=at)
+            if why_not:
+                stale.append((start.job_id, why_not))
+        else:
+            at_once.append(start)
+    for starts in _batched(at_once, STARTS_AT_ONCE):
         outcomes = _start(taken, starts, pass_id=pass_id, at=at)
         n_started += len(outcomes.allocations)
         stale += outcomes.stale
+    if taken.snapshot.fences:
+        Fence.objects.exclude(job__state=State.QUEUED, expires_at__gt=at).delete()
     cancelled = set(taken.never_satisfied)
     waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
     reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
@@ -66,6 +81,28 @@ def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime)
         return jobs.Outcomes((), tuple((start.job_id, "a limit has changed") for start in starts))
     decisions = [decision_of(taken, start) for start in starts]
     return jobs.allocate_many(decisions=decisions, pass_id=pass_id, at=at)
+
+
+@transaction.atomic
+def _fence(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id: int, at: datetime) -> str:
+    """Ask the victims to leave, and keep their place for the job; it starts there when all of them are gone."""
+    with connection.cursor() as cursor:
+        is_current = rule_versions(cursor, lock=True) == taken.rule_versions
+    if not is_current or selectors.has_unseen_rules(taken.seen, taken.seen_below):
+        return "a limit has changed"
+    asked = [jobs.Eviction(e.job_id, e.for_job_id, e.rule, e.lost_device_s) for e in evictions]
+    why_not = jobs.preempt_many(evictions=asked, pass_id=pass_id, at=at)
+    if why_not:
+        return why_not
+    node_id = taken.snapshot.facility.node_id
+    shares = [
+        [share.group, int(node_id[share.node]), share.n_replicas, list(share.devices), share.share_steps]
+        for share in start.placing
+    ]
+    Fence.objects.update_or_create(
+        job_id=start.job_id, defaults={"made_at": at, "expires_at": at + FENCED_FOR, "shares": shares}
+    )
+    return ""
 
 
 def ranked(waits: Sequence[Wait], left_out: Sequence[Wait] = ()) -> list[Wait]:

@@ -46,6 +46,22 @@ class Pass(models.Model):
         ordering = ["-id"]
 
 
+class Fence(models.Model):
+    """Devices that others give up for a job: it starts there as soon as all of them are free, and nobody else does."""
+
+    job = models.OneToOneField(Job, models.CASCADE, primary_key=True, related_name="fence")
+    made_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    shares = models.JSONField(
+        help_text="[group, node id, replicas, device indices, millionths of each device]."
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(made_at__lt=F("expires_at")), name="fence_runs_forward")
+        ]
+
+
 class PassDump(models.Model):
     """A pass as a file (scheduling.dump), kept for replay; bounded by scheduling.dump_store."""
 

@@ -33,7 +33,9 @@ def current_policy() -> Policy:
     """The policy in force; what the row does not say is as by default, and words it does not know are ignored."""
     values: Mapping[str, Any] = PolicySetting.objects.values_list("values", flat=True).first() or {}
     known = {field.name for field in fields(Policy)}
-    return Policy(**{name: value for name, value in values.items() if name in known})
+    # No backend here can change the size of what runs.
+    defaults: dict[str, Any] = {"resizing": False, "shield_s": 60.0}
+    return Policy(**{**defaults, **{name: value for name, value in values.items() if name in known}})
 
 
 def last_pass() -> Pass | None:

@@ -39,10 +39,13 @@ from apps.scheduling.engine.facts import (
     Kind,
     Placing,
     Policy,
+    Reserve,
     Running,
+    Saving,
     Shape,
     Share,
     Snapshot,
+    Spread,
     Team,
     Wait,
 )
@@ -184,6 +187,10 @@ class Names:
             power_w=group.power_w,
             n_min=group.min_replicas if group.is_elastic else None,
             n_max=group.max_replicas if group.is_elastic else None,
+            spread=None
+            if group.spread is None
+            else Spread(group.spread.over, group.spread.max_skew, group.spread.max_per_domain),
+            max_wait_s=group.topology.max_wait or 0.0 if group.topology else 0.0,
         )
 
     def gang_of(
@@ -285,12 +292,19 @@ def forget() -> None:
             memory.forget()
 
 
+def _saving_of(checkpoint: Any) -> Saving | None:
+    if not checkpoint:
+        return None
+    return Saving(checkpoint["interval"], checkpoint.get("cost", 0.0), checkpoint.get("restart", 0.0))
+
+
 _GANG_COLUMNS: Final = """
     job.id, job.version, job.transaction_id, job.state, job.name, job.shape, job.team_id, job.user_id, job.priority,
     extract(epoch FROM job.submitted_at)::float8, job.time_limit_s, job.runtime_s, job.ran_s, job.lost_s,
     extract(epoch FROM job.not_before_at)::float8, extract(epoch FROM job.retry_at)::float8,
     extract(epoch FROM job.deadline_at)::float8, job.is_held, job.array_id, arr.max_running,
-    job.spec->>'reservation', job.spec->>'preemptible' IS DISTINCT FROM 'false'
+    job.spec->>'reservation', job.spec->>'preemptible' IS DISTINCT FROM 'false', job.spec->'checkpoint',
+    job.spec->'scaling', job.n_preemptions
 """
 _GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
 _ALLOCATION_COLUMNS: Final = """
@@ -359,6 +373,7 @@ class _Reader:
             teams=tuple(self.teams),
             bookings=self.bookings,
             quota_is_checked=bool(self.teams),
+            fences=self.read_fences(),
         )
         return Taken(
             snapshot=snapshot,
@@ -610,7 +625,7 @@ class _Reader:
         """The one place where a row of `_GANG_COLUMNS` becomes a Gang."""
         (job_id, version, transaction_id, _, name, shape_key, team_id, user_id, priority, submitted_s, limit_s,
          runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
-         preemptible) = row  # fmt: skip
+         preemptible, checkpoint, scaling, n_evictions) = row  # fmt: skip
         left_s = inf if limit_s is None else max(limit_s - ran_s, 1.0)
         work_s = inf
         if limit_s is None and runtime_s is not None:
@@ -633,6 +648,9 @@ class _Reader:
             preemptible=preemptible,
             array=NONE if array_id is None else array_id,
             array_max=array_max or 0,
+            saving=_saving_of(_as_object(checkpoint)),
+            n_evictions=n_evictions,
+            scaling=tuple((int(n), float(rate)) for n, rate in _as_object(scaling) or ()),
         )
         return _Kept((version, transaction_id), gang, shape_key, reservation)
 
@@ -859,6 +877,23 @@ class _Reader:
                 shares[allocation_id].append(Share(group, node, n_replicas, tuple(devices), steps))
         return {allocation_id: tuple(found) for allocation_id, found in shares.items()}
 
+    def read_fences(self) -> tuple[Reserve, ...]:
+        """Places that others give up for jobs which still wait."""
+        fences = []
+        for job_id, shares in self.rows(
+            "SELECT fence.job_id, fence.shares FROM scheduling_fence fence JOIN jobs_job job ON job.id = fence.job_id"
+            " WHERE job.state = 'queued' AND fence.expires_at > %s ORDER BY fence.made_at, fence.job_id",
+            self.at,
+        ):
+            placing = tuple(
+                Share(group, self.node_at[node_id], n, tuple(devices), steps)
+                for group, node_id, n, devices, steps in _as_object(shares)
+                if node_id in self.node_at
+            )
+            if placing:
+                fences.append(Reserve(job_id, self.at_s, placing))
+        return tuple(fences)
+
     # Use
 
     def read_use(self) -> datetime | None:
@@ -948,10 +983,9 @@ def rule_versions(cursor: Any, *, lock: bool = False) -> tuple[Row, ...]:
     return tuple(cursor.fetchall())
 
 
-def _as_object(value: Any) -> Mapping[str, Any]:
+def _as_object(value: Any) -> Any:
     # Django loads JSON columns itself and has the driver hand them over as text.
-    loaded: Mapping[str, Any] = json.loads(value) if isinstance(value, str | bytes) else value
-    return loaded
+    return json.loads(value) if isinstance(value, str | bytes) else value
 
 
 def _facility(kinds: Sequence[Row], domains: Sequence[Row], nodes: Sequence[Row]) -> Facility:

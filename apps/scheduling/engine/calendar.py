@@ -365,7 +365,14 @@ class Calendar:
 
     def has_free(self, charge: Charge) -> bool:
         """Whether just these devices, and all else it takes, are free now."""
-        now, paths = self.now, self.frame.paths[charge.nodes]
+        return self._is_free(self.now, charge)
+
+    def has_free_at(self, charge: Charge, at_s: float) -> bool:
+        """The same at a later instant."""
+        return self._is_free(self._at(at_s), charge)
+
+    def _is_free(self, now: State, charge: Charge) -> bool:
+        paths = self.frame.paths[charge.nodes]
         if (now.dev[charge.devices] < charge.taken).any():
             return False
         trial = now.copy(now.at_s)

@@ -307,6 +307,7 @@ class Policy:
     backfill_order: str = "queue"  # or "shortest": walk the backfill candidates by limit, shortest first
     explain: bool = True  # find reasons and forecasts of waiting jobs
     most_evictions: int | None = 5  # a job that was evicted so often is no victim any more; None: no bound
+    resizing: bool = True  # running elastic jobs may be given another size
     resize_dwell_s: float = (
         300.0  # an elastic job keeps a size that it got at least so long before it grows again
     )

@@ -157,7 +157,8 @@ class Pass:
                     self.n_quota_promises += self._promise(gang)
             elif depth is None or self.n_promises < depth:
                 self.n_promises += self._promise(gang)
-        grow(self)
+        if self.policy.resizing:
+            grow(self)
         if self.policy.explain:
             starts_s = {r.job_id: r.start_s for r in self.reserves}
             explainer = explain.Explainer(self)
@@ -218,7 +219,18 @@ class Pass:
                 self._start(gang, Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s)))
                 fenced[gang.id] = False
                 continue
-            start_s = max(reserve.start_s, self.now_s + OVERDUE_S)
+            nodes = {share.node for share in reserve.placing}
+            start_s = max(
+                reserve.start_s,
+                self.now_s + OVERDUE_S,
+                *(
+                    self.calendar.held[r.gang.id][0].end_s
+                    for r in self.snapshot.running
+                    if r.is_leaving and any(share.node in nodes for share in r.placing)
+                ),
+            )
+            if start_s == inf or not self.calendar.has_free_at(charge, start_s):
+                continue  # somebody else is there: it looks for a place as any other job does
             self.calendar.promise(gang, charge, start_s, self._exact_end_s(gang, found, start_s))
             self.reserves.append(Reserve(gang.id, start_s, reserve.placing))
             fenced[gang.id] = True

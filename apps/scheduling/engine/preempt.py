@@ -169,7 +169,11 @@ class Preemptor:
         """Device-seconds that are lost when this job leaves now."""
         gang = running.gang
         ran_s = max(0.0, self.walk.now_s - running.started_s)
-        lost_s = min(ran_s, running.at_risk_s) + (0.0 if gang.saving is None else gang.saving.restart_s)
+        lost_s = min(ran_s, running.at_risk_s)
+        if gang.saving is not None:
+            if running.at_risk_s == inf:  # nobody told: as it was declared
+                lost_s = ran_s % (gang.saving.interval_s + gang.saving.cost_s)
+            lost_s += gang.saving.restart_s
         sizes = sizes_of(gang, running.placing)
         devices = sum(
             n * (a.devices or a.share_steps / FULL) for n, a in zip(sizes, gang.shape.asks, strict=True)
@@ -179,7 +183,7 @@ class Preemptor:
     def _replicas(self, running: Running) -> list[Item]:
         """Replicas that an elastic job can lose, those on nodes where it has fewest first."""
         gang = running.gang
-        if not gang.is_elastic:
+        if not gang.is_elastic or not self.walk.policy.resizing:
             return []
         items: list[Item] = []
         sizes = sizes_of(gang, running.placing)
