@@ -131,7 +131,11 @@ class Preemptor:
         return (*key, gang.priority, gang.team), n
 
     def _may_help(self, gang: Gang, kind: int) -> bool:
-        return gang.priority > self._least_priority or self._may_reclaim(gang, kind)
+        return (
+            gang.priority > self._least_priority
+            or self._may_reclaim(gang, kind)
+            or (gang.priority == self._least_priority and any(item.is_surplus for item in self._all_items()))
+        )
 
     def _may_reclaim(self, gang: Gang, kind: int) -> bool:
         tree = self.walk.tree

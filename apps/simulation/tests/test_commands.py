@@ -67,7 +67,10 @@ def test_what_is_not_supported_yet_exits_with_3_and_is_named(scenario_file, caps
 
 def test_a_wrong_scenario_is_wrong_before_it_is_unsupported(scenario_file, capsys):
     with pytest.raises(SystemExit) as left:
-        call_command("simulate", scenario_file(scene_of({"runtime": 0}, events=[{"t": 5, **CURTAILMENT}], facility=HALL)))
+        call_command(
+            "simulate",
+            scenario_file(scene_of({"runtime": 0}, events=[{"t": 5, **CURTAILMENT}], facility=HALL)),
+        )
 
     assert left.value.code == 2
 

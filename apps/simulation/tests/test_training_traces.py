@@ -425,3 +425,21 @@ def test_an_interrupted_replay_of_a_trace_tells_what_was_done(tmp_path, monkeypa
 
     assert (told["is_whole"], told["jobs"]) == (False, 5)  # the first of eight workloads
     assert "Interrupted" in capsys.readouterr().out
+
+
+@needs_traces
+def test_jobs_that_may_change_their_size_are_done_sooner_than_rigid_ones(tmp_path):
+    one = ["pollux", "--load", "1.0", "--workload", "4"]
+    rigid = told_by(tmp_path, *one)
+    elastic = told_by(tmp_path, *one, "--elastic", "--preferred", "2", "--efficiency", "0.5")
+
+    assert (rigid["jobs"], elastic["jobs"]) == (160, 160)
+    assert rigid["resizes"] == 0 < elastic["resizes"]
+    assert elastic["mean_jct_resize_cost_added"] < rigid["mean_jct"]
+    assert elastic["makespan"] < rigid["makespan"]
+
+
+@needs_traces
+def test_how_jobs_change_their_size_is_said_of_elastic_jobs_alone():
+    with pytest.raises(CommandError, match="--elastic"):
+        call_command("replay", "pollux", "--preferred", "2")

@@ -1,0 +1,374 @@
+"""Pre-emption, elastic jobs, spreading and staging, in scenarios small enough to be worked out on paper."""
+
+from collections import Counter
+
+import pytest
+
+from apps.simulation import report
+from apps.simulation.tests.scenes import run_scene, scene_of
+
+
+def told(outcome, event):
+    return [line for line in outcome.lines if line["event"] == event]
+
+
+def job(outcome, name):
+    return report.summary(outcome)["jobs"][name]
+
+
+def size_of(line):
+    return sum(entry["replicas"] for entry in line["placement"])
+
+
+SAVED = {"interval": 100, "cost": 0, "restart": 0}
+
+
+# -- who gives way ----------------------------------------------------------------------------------------------------
+
+
+def test_the_job_that_loses_least_work_gives_way():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "runtime": 1000},
+            {"devices": 4, "runtime": 1000, "checkpoint": SAVED},
+            {"devices": 4, "runtime": 10, "submit": 450, "priority": 1},
+        )
+    )
+
+    assert [(line["job"], line["for"], line["lost_s"]) for line in told(outcome, "preempt")] == [
+        ("j1", {"job": "j2"}, 50)
+    ]
+    assert job(outcome, "j1")["end"] == 1060  # 50 lost, 10 waited
+    assert job(outcome, "j1")["preemptions"] == 1
+
+
+def test_no_more_jobs_give_way_than_must():
+    small = [{"devices": 1, "runtime": 1000, "submit": t} for t in range(4)]
+    outcome = run_scene(
+        scene_of(
+            *small,
+            {"devices": 4, "runtime": 1000},
+            {"devices": 5, "runtime": 10, "submit": 50, "priority": 1},
+        )
+    )
+
+    # The large one alone frees four; one of the small ones, the youngest, makes it five.
+    assert sorted(line["job"] for line in told(outcome, "preempt")) == ["j3", "j4"]
+
+
+def test_of_equal_losses_the_lower_priority_goes_first():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "runtime": 100, "priority": 1},
+            {"devices": 4, "runtime": 100, "priority": 0},
+            {"devices": 4, "runtime": 10, "submit": 20, "priority": 2},
+        )
+    )
+
+    assert [line["job"] for line in told(outcome, "preempt")] == ["j1"]
+
+
+def test_nobody_gives_way_for_a_job_that_would_still_wait():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "runtime": 100, "preemptible": False},
+            {"devices": 4, "runtime": 100},
+            {"devices": 8, "runtime": 10, "submit": 20, "priority": 2},
+        )
+    )
+
+    assert not told(outcome, "preempt")
+    assert job(outcome, "j2")["start"] == 100
+
+
+def test_an_idle_place_is_taken_before_anybody_is_asked():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 8, "runtime": 100},
+            {"devices": 8, "runtime": 10, "submit": 20, "priority": 2},
+            nodes=2,
+        )
+    )
+
+    assert not told(outcome, "preempt")
+
+
+def test_a_young_job_is_shielded():
+    jobs = {"devices": 8, "runtime": 100}, {"devices": 8, "runtime": 10, "submit": 20, "priority": 2}
+
+    shielded = run_scene(scene_of(*jobs, policy={"shield_s": 21}))
+    asked = run_scene(scene_of(*jobs, policy={"shield_s": 20}))
+
+    assert not told(shielded, "preempt")
+    assert [line["t"] for line in told(asked, "preempt")] == [20]
+
+
+def test_a_gang_leaves_whole_and_counts_once():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "replicas": 4, "runtime": 100},
+            {"devices": 4, "runtime": 10, "submit": 20, "priority": 2},
+            nodes=2,
+        )
+    )
+
+    assert report.summary(outcome)["metrics"]["preemptions"] == 1
+    assert report.summary(outcome)["metrics"]["lost_device_hours"] == pytest.approx(16 * 20 / 3600)
+
+
+TEAMS = [
+    {"name": "all"},
+    {"name": "a", "parent": "all", "quota": {"A": 4}},
+    {"name": "b", "parent": "all", "quota": {"A": 4}},
+]
+
+
+def test_a_team_calls_in_what_it_lent_and_no_more():
+    outcome = run_scene(
+        scene_of(
+            *[{"devices": 2, "runtime": 1000, "team": "a", "submit": t, "priority": 5} for t in range(4)],
+            {"devices": 4, "runtime": 10, "team": "b", "submit": 100},
+            {"devices": 2, "runtime": 10, "team": "b", "submit": 101},
+            teams=TEAMS,
+        )
+    )
+
+    # The two that borrow; the third job of b would have to borrow and evicts nobody.
+    assert sorted(line["job"] for line in told(outcome, "preempt")) == ["j2", "j3"]
+    assert job(outcome, "j4")["start"] == 100
+    assert job(outcome, "j5")["start"] == 110
+
+
+def test_a_reclaim_takes_no_team_below_its_own():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 6, "runtime": 1000, "team": "a"},
+            {"devices": 4, "runtime": 10, "team": "b", "submit": 100},
+            teams=TEAMS,
+        )
+    )
+
+    assert not told(outcome, "preempt")
+    assert job(outcome, "j1")["start"] == 1000
+
+
+def test_who_must_borrow_takes_nothing_from_a_team_within_its_own():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "runtime": 1000, "team": "a"},
+            {"devices": 4, "runtime": 1000, "team": "b"},
+            {"devices": 2, "runtime": 10, "team": "b", "submit": 100, "priority": 9},
+            teams=TEAMS,
+        )
+    )
+
+    assert [line["job"] for line in told(outcome, "preempt")] == ["j1"]  # of its own team
+
+
+# -- elastic jobs -----------------------------------------------------------------------------------------------------
+
+
+def test_an_elastic_job_starts_as_large_as_it_can_and_grows_after_a_while():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 6, "runtime": 50},
+            {"devices": 1, "replicas": {"min": 1, "max": 8}, "runtime": 100, "submit": 1},
+            policy={"resize_dwell_s": 80},
+        )
+    )
+
+    (start,) = [line for line in told(outcome, "start") if line["job"] == "j1"]
+    (resize,) = told(outcome, "resize")
+    assert (start["t"], size_of(start)) == (1, 2)
+    assert (resize["t"], size_of(resize)) == (81, 8)
+    # 80 s at a quarter of the pace, the other 80 s of work at full pace.
+    assert job(outcome, "j1")["end"] == 161
+
+
+def test_an_elastic_job_shrinks_before_anybody_leaves():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 1, "replicas": {"min": 2, "max": 4}, "runtime": 100},
+            {"devices": 4, "runtime": 100},
+            {"devices": 2, "runtime": 10, "submit": 20, "priority": 1},
+            policy={"resize_dwell_s": 1000},
+        )
+    )
+
+    assert not told(outcome, "preempt")
+    (resize,) = told(outcome, "resize")
+    assert (resize["t"], resize["job"], size_of(resize)) == (20, "j0", 2)
+    assert job(outcome, "j0")["end"] == 180
+    assert job(outcome, "j0")["lost_s"] == 0
+
+
+def test_what_is_beyond_the_preferred_size_makes_room_for_equals():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 1, "replicas": {"min": 1, "max": 8, "preferred": 4}, "runtime": 1000},
+            {"devices": 4, "runtime": 10, "submit": 50},
+            policy={"resize_dwell_s": 10},
+        )
+    )
+
+    assert [size_of(line) for line in told(outcome, "resize")][:2] == [8, 4]
+    assert job(outcome, "j1")["start"] == 50
+
+
+def test_declared_scaling_says_how_fast_a_size_is():
+    scaling = [[1, 0.5], [2, 0.8], [4, 1]]
+    outcome = run_scene(
+        scene_of(
+            {"devices": 6, "runtime": 1000},
+            {"devices": 1, "replicas": {"min": 1, "max": 4}, "runtime": 80, "scaling": scaling},
+        )
+    )
+
+    assert job(outcome, "j1")["end"] == 100
+
+
+def test_a_resize_in_the_middle_of_a_checkpoint_loses_nothing():
+    outcome = run_scene(
+        scene_of(
+            {
+                "devices": 1,
+                "replicas": {"min": 2, "max": 4},
+                "runtime": 100,
+                "checkpoint": {"interval": 18, "cost": 4, "restart": 0},
+            },
+            {"devices": 4, "runtime": 100},
+            {"devices": 2, "runtime": 1000, "submit": 20, "priority": 1},
+        )
+    )
+    # 18 of work, a checkpoint from 18 to 22, then 82 of work at half the pace: 164 s, with 9 checkpoints in between.
+    assert job(outcome, "j0")["end"] == 22 + 164 + 9 * 4
+
+
+# -- spreading --------------------------------------------------------------------------------------------------------
+
+RACKS = {
+    "domains": [{"name": f"rack{i}", "kind": "rack"} for i in range(3)],
+    "nodes": [
+        {"name": f"n{i}", "accelerator": "A", "devices": 4, "power": f"rack{i // 2}"} for i in range(6)
+    ],
+}
+
+
+def racks_of(line):
+    return Counter(
+        int(entry["node"][1:]) // 2 for entry in line["placement"] for _ in range(entry["replicas"])
+    )
+
+
+def test_no_domain_holds_more_replicas_than_allowed():
+    spread = {"over": "rack", "max_per_domain": 2}
+    outcome = run_scene(
+        scene_of({"replicas": 5, "spread": spread}, {"replicas": 7, "spread": spread}, facility=RACKS)
+    )
+
+    assert max(racks_of(told(outcome, "start")[0]).values()) == 2
+    assert job(outcome, "j1")["state"] == "rejected"
+    assert job(outcome, "j1")["code"] == "spread"
+
+
+def test_replicas_are_spread_evenly_within_the_skew():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "replicas": 2, "runtime": 100, "topology": {"required": "scale_up"}},
+            {"replicas": 7, "spread": {"over": "rack", "max_skew": 1}},
+            facility={**RACKS, "nodes": [{**node, "devices": 8} for node in RACKS["nodes"]]},
+        )
+    )
+
+    assert sorted(racks_of(told(outcome, "start")[1]).values()) == [2, 2, 3]
+
+
+def test_a_skew_that_a_full_rack_forbids_waits_and_says_so():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "replicas": 2, "runtime": 50},
+            {"devices": 1, "replicas": 6, "submit": 5, "spread": {"over": "rack", "max_skew": 1}},
+            facility=RACKS,
+            until=20,
+        )
+    )
+
+    assert job(outcome, "j1")["code"] == "spread"
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+STORES = {
+    "domains": [{"name": f"s{i}", "kind": "storage"} for i in range(2)],
+    "nodes": [{"name": f"n{i}", "accelerator": "A", "devices": 4, "storage": f"s{i}"} for i in range(2)],
+    "staging_gib_per_s": 2,
+}
+DATA = [{"name": "d", "size_gib": 400, "at": ["s0"]}]
+
+
+def test_a_job_goes_where_its_data_lies():
+    outcome = run_scene(scene_of({"devices": 4, "datasets": ["d"]}, facility=STORES, datasets=DATA))
+
+    assert told(outcome, "start")[0]["placement"][0]["node"] == "n0"
+    assert not told(outcome, "stage")
+
+
+def test_data_is_sent_ahead_and_devices_do_not_wait_for_it():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "runtime": 1000, "datasets": ["d"]},
+            {"devices": 4, "runtime": 10, "datasets": ["d"], "submit": 5},
+            {"devices": 4, "runtime": 150, "time_limit": 150, "submit": 6},
+            facility=STORES,
+            datasets=DATA,
+        )
+    )
+
+    assert [(line["t"], line["to"], line["until"]) for line in told(outcome, "stage")] == [(5, "s1", 205)]
+    assert job(outcome, "j2")["start"] == 6  # it is over before the data is there
+    assert job(outcome, "j1")["start"] == 156  # less than the 60 s that devices may wait
+    assert job(outcome, "j1")["end"] == 215
+    assert (
+        report.summary(outcome)["losses"]["staging"] == 4 * (205 - 156) + 4
+    )  # and one second before j2 came
+
+
+def test_a_short_wait_for_data_holds_the_devices():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 4, "runtime": 1000, "datasets": ["d"]},
+            {"devices": 4, "runtime": 10, "time_limit": 12, "datasets": ["d"], "submit": 5},
+            facility=STORES,
+            datasets=[{"name": "d", "size_gib": 100, "at": ["s0"]}],
+        )
+    )
+
+    assert (job(outcome, "j1")["start"], job(outcome, "j1")["end"]) == (5, 65)
+    assert report.summary(outcome)["losses"]["staging"] == 4 * 50
+
+
+# -- a better place ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_wait", "start"), [(0, 0), (30, 30), (300, 50)])
+def test_a_job_waits_for_a_better_place_as_long_as_it_said(max_wait, start):
+    facility = {
+        "domains": [{"name": f"leaf{i}", "kind": "leaf"} for i in range(2)],
+        "nodes": [
+            {"name": f"n{i}", "accelerator": "A", "devices": 4, "leaf": f"leaf{i // 2}"} for i in range(4)
+        ],
+    }
+    half = {"devices": 4, "runtime": 50}
+    outcome = run_scene(
+        scene_of(
+            *[{**half, "spread": {"over": "leaf", "max_per_domain": 1}, "replicas": 2}],
+            {
+                "devices": 4,
+                "replicas": 2,
+                "topology": {"preferred": "leaf", "max_wait": max_wait},
+            },
+            facility=facility,
+        )
+    )
+
+    assert job(outcome, "j1")["start"] == start
