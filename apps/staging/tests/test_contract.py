@@ -61,7 +61,9 @@ def bench(
     made = _bench(request, tmp_path, requires_program)
     yield made
     for key in made.begun:
-        made.mover.cancel(made.mover.handle_of(key), at=now())
+        handle = made.mover.handle_of(key)
+        if made.mover.poll(handle, at=now()).state in (MoveState.RUNNING, MoveState.LOST):
+            made.mover.cancel(handle, at=now())
         wait_until(lambda key=key: not carriers(key), "the end of the carrier")
 
 
