@@ -180,6 +180,7 @@ class _Checker:
     def _evictions(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
         starts = {gang.id: (gang, placing) for gang, placing in placed}
         counts = Counter(evict.job_id for evict in self.plan.evictions)
+        after = self._use_by_team(self._all([*placed, *((r.gang, z.placing) for r, z in self.resized)]))
         for evict in self.plan.evictions:
             victim, by = self.running.get(evict.job_id), starts.get(evict.for_job_id)
             if victim is None or counts[evict.job_id] > 1 or victim.is_leaving:
@@ -195,21 +196,17 @@ class _Checker:
             most = self.policy.most_evictions
             if most is not None and victim.gang.n_evictions >= most:
                 yield Fault("eviction", evict.job_id, "was evicted often enough")
-            yield from self._right_to(by[0], by[1], victim)
+            yield from self._right_to(by[0], by[1], victim, after)
             if not self._is_needed(victim, placed):
                 yield Fault("eviction", evict.job_id, "could have been spared")
 
-    def _right_to(self, gang: Gang, placing: Placing, victim: Running) -> Iterator[Fault]:
+    def _right_to(
+        self, gang: Gang, placing: Placing, victim: Running, after: dict[tuple[int, int], int]
+    ) -> Iterator[Fault]:
         """A lower priority; or a loan that the other's team may call in."""
         if victim.gang.priority < gang.priority:
             return
         kinds = {int(self.facility.kind[share.node]) for share in placing if share.devices}
-        before = self._use_by_team((r.gang, r.placing) for r in self.snapshot.running)
-        taken = self._use_by_team(
-            (self.running[e.job_id].gang, self.running[e.job_id].placing)
-            for e in self.plan.evictions
-            if e.job_id in self.running
-        )
         teams = self.snapshot.teams
         if victim.gang.team == NONE or gang.team == NONE or victim.gang.team == gang.team or not teams:
             yield Fault("eviction", victim.gang.id, "has no lower priority")
@@ -219,7 +216,7 @@ class _Checker:
             for team in apart:
                 inside = [t for t in range(len(teams)) if team in self._teams_above(t)]
                 owned = sum(teams[t].entitlement.get(kind, 0) for t in inside) * SHARE_STEPS
-                left = sum(before.get((t, kind), 0) - taken.get((t, kind), 0) for t in inside)
+                left = sum(after.get((t, kind), 0) for t in inside)
                 if left < owned and not any(teams[t].lend_limit for t in inside):
                     yield Fault("eviction", victim.gang.id, f"takes {teams[team].name} below what it owns")
 

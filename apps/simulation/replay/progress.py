@@ -122,7 +122,7 @@ class Attempt:
         return Split(kept_s - starting_s - checkpoint_s, starting_s, checkpoint_s, elapsed_s - kept_s)
 
     def _since_save_s(self, elapsed_s: Fraction) -> tuple[Fraction, Fraction]:
-        """Running time since the last checkpoint or the turn's beginning; and working time until the next one begins."""
+        """Running time since the last checkpoint or the turn began; working time until the next one begins."""
         assert self.saving is not None
         n_done = self._n_done(elapsed_s)
         if not n_done:
