@@ -798,8 +798,8 @@ class Simulation:
         self.is_changed = False
         self._gave_back = False
         self._promises = plan.reserves if policy.keeps_promises else ()
-        if plan.evictions:
-            self._again()  # who gave way may find another place at once
+        if plan.evictions or (plan.starts and plan.next_boundary_s <= self.agenda.now_s):
+            self._again()  # who gave way may find another place at once, or a loan be called in
         for wait in plan.waits:
             life = self.lives[wait.job_id]
             life.code, life.reason = wait.code, wait.sentence

@@ -78,7 +78,8 @@ class Explainer:
 
     def __init__(self, walk: "Pass") -> None:
         self.walk = walk
-        self._fits: dict[tuple[object, ...], bool] = {}
+        # By shape, kind and rules: the longest window known to do, and the shortest known not to (in pinches).
+        self._fits: dict[tuple[object, ...], tuple[float, float]] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
 
     def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
@@ -121,18 +122,19 @@ class Explainer:
             window = self._window(gang, kind)
             if rules.quota and not walk.within_quota(gang, (window,), kind):
                 continue
-            key = (id(gang.shape), kind, window, gang.datasets, placing_rules)
-            if key not in self._fits:
-                found = walk.fit(
-                    gang,
-                    kind,
-                    walk.calendar.now,
-                    walk.duration_s(gang, kind),
-                    rules=placing_rules,
-                    named=False,
-                )
-                self._fits[key] = found is not None
-            if self._fits[key]:
+            # What lasts longer meets more promises: what fits does so for less, what does not will not for more.
+            n_pinches, met = window
+            key = (id(gang.shape), kind, met, gang.datasets, placing_rules)
+            fits_to, fails_from = self._fits.get(key, (-inf, inf))
+            if fits_to < n_pinches < fails_from:
+                duration_s = walk.duration_s(gang, kind)
+                found = walk.fit(gang, kind, walk.calendar.now, duration_s, rules=placing_rules, named=False)
+                if found is not None:
+                    fits_to = n_pinches
+                else:
+                    fails_from = n_pinches
+                self._fits[key] = fits_to, fails_from
+            if n_pinches <= fits_to:
                 return True
         return False
 

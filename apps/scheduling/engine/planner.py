@@ -93,6 +93,7 @@ class Pass:
                 self.running_of_array[running.gang.array] = (
                     self.running_of_array.get(running.gang.array, 0) + 1
                 )
+        self.borrowing: set[int] = set()  # teams that began to borrow in this pass
         self.gone: set[int] = set()  # running jobs that were evicted or resized in this pass
         self._by_choice = False  # the gang looked at last waits for a kind that ends it earlier
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
@@ -109,13 +110,8 @@ class Pass:
         kept = self._keep_promises() if self.policy.keeps_promises else {}
         promised = {reserve.job_id: reserve for reserve in self.snapshot.promises}
         fenced = self._take_fences()
-        lends = self.policy.preemption and depth != 0 and len({g.team for _, g in pending} - {NONE}) > 1
-        later: list[tuple[int, Gang]] = []
-        borrowers: set[int] = set()
         position = 0
-        while position < len(pending) or later:
-            if position == len(pending):
-                pending, later, borrowers, lends, position = later, [], set(), False, 0
+        while position < len(pending):
             rank, gang = pending[position]
             position += 1
             if shortest and depth is not None and self.n_promises >= depth > 0:
@@ -142,12 +138,6 @@ class Pass:
                 # Taken out and put back where it is earliest now, which is never later than it was promised.
                 self.calendar.withdraw(kept.pop(gang.id))
                 self._failed.clear()
-            if lends and (gang.team in borrowers or self._must_borrow(gang)):
-                # What others are entitled to they would call in again at once: they choose first. Within a team the
-                # order stays.
-                borrowers.add(gang.team)
-                later.append((rank, gang))
-                continue
             gang = self._insisting(gang)
             offer = self._now(gang)
             if offer is not None:
@@ -261,18 +251,6 @@ class Pass:
                 self.boundary_s = min(self.boundary_s, until_s)
                 return insisting
         return gang  # no domain could ever hold it
-
-    def _must_borrow(self, gang: Gang) -> bool:
-        """Whether its team owns too little for it of every kind that it accepts."""
-        steps = total_steps(self.least(gang).shape)
-        return (
-            gang.team != NONE
-            and steps > 0
-            and all(
-                self.tree.borrows(self.calendar.now.use, gang.team, kind, steps)
-                for kind in self.kinds(gang.shape)
-            )
-        )
 
     def least(self, gang: Gang) -> Gang:
         """The gang at the smallest size at which it runs."""
@@ -572,6 +550,8 @@ class Pass:
             "backfilled": self.n_promises > 0,
         }
         self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
+        if kind != NONE and self.tree.borrows(self.calendar.now.use, gang.team, kind):
+            self.borrowing.add(gang.team)
         if gang.is_elastic and self.policy.resizing and self.policy.resize_dwell_s > 0:
             self.boundary_s = min(
                 self.boundary_s, self.now_s + self.policy.resize_dwell_s

@@ -212,6 +212,10 @@ class Preemptor:
     def _eligible(self, gang: Gang, kind: int) -> list[Item]:
         """What this gang may ask for at all; sets of them are judged by `_is_allowed`."""
         reclaims = self._may_reclaim(gang, kind)
+        if reclaims and self.walk.borrowing - {gang.team}:
+            # What was lent a moment ago costs least to call in; the next pass sees it.
+            self.walk.boundary_s = self.walk.now_s
+            reclaims = False
         items = []
         for item in self._all_items():
             victim = item.running.gang

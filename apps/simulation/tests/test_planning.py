@@ -133,8 +133,10 @@ def test_a_team_calls_in_what_it_lent_and_no_more():
         )
     )
 
-    # The two that borrow; the third job of b would have to borrow and evicts nobody.
-    assert sorted(line["job"] for line in told(outcome, "preempt")) == ["j2", "j3"]
+    # The two that borrow. The third job of b would have to borrow, too, and evicts nobody; when it need not any more,
+    # it calls in what was lent in the same moment.
+    assert sorted(line["job"] for line in told(outcome, "preempt") if line["t"] == 100) == ["j2", "j3"]
+    assert [(line["t"], line["lost_s"]) for line in told(outcome, "preempt") if line["t"] > 100] == [(110, 0)]
     assert job(outcome, "j4")["start"] == 100
     assert job(outcome, "j5")["start"] == 110
 

@@ -25,7 +25,7 @@ DEPTHS = st.sampled_from([0, 1, 2, 64, None])
 @SCENES
 @given(scenes(), DEPTHS)
 def test_the_checker_finds_nothing_in_any_plan(scene: Snapshot, depth: int | None) -> None:
-    policy = Policy(backfill_depth=depth, explain=False)
+    policy = Policy(backfill_depth=depth, explain=False, preemption=False)
 
     assert check(scene, plan(scene, policy), policy) == ()
 
@@ -40,7 +40,7 @@ def test_the_order_of_rows_and_the_names_change_nothing(
     random.shuffle(running)  # type: ignore[attr-defined]
     renamed = tuple(replace(g, name=f"x{hash(g.name) % 97}") for g in queue)
     other = replace(scene, queue=renamed, running=tuple(running))
-    policy = Policy(backfill_depth=depth, explain=False)
+    policy = Policy(backfill_depth=depth, explain=False, preemption=False)
 
     assert plan(other, policy) == plan(scene, policy)
 
@@ -71,7 +71,7 @@ def test_what_the_empty_facility_holds_starts_there(scene: Snapshot) -> None:
 @SCENES
 @given(scenes(), st.sampled_from([1, 2, 64, None]))
 def test_what_is_started_behind_a_promise_does_not_move_it(scene: Snapshot, depth: int | None) -> None:
-    policy = Policy(backfill_depth=depth, explain=False)
+    policy = Policy(backfill_depth=depth, explain=False, preemption=False)
     decided = plan(scene, policy)
     gangs = {g.id: g for g in scene.queue}
     started = {s.job_id for s in decided.starts}
@@ -98,7 +98,7 @@ def test_a_second_pass_over_the_same_state_is_the_same(scene: Snapshot) -> None:
 @SCENES
 @given(scenes(), DEPTHS)
 def test_a_queue_drains_and_use_returns_to_nothing(scene: Snapshot, depth: int | None) -> None:
-    policy = Policy(backfill_depth=depth, explain=False)
+    policy = Policy(backfill_depth=depth, explain=False, preemption=False)
     usable = scene.is_usable | True
     possible = [
         g
