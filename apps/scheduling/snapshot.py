@@ -313,7 +313,7 @@ _ALLOCATION_COLUMNS: Final = """
 """
 _NODE_COLUMNS: Final = """
     id, name, accelerator_type_id, n_devices, cpus, memory_gib, scale_up_id, leaf_id, power_id, cooling_id, storage_id,
-    idle_w, speed, cluster_id, health, extract(epoch FROM cooldown_until_at)::float8
+    idle_w, speed * measured_speed, cluster_id, health, extract(epoch FROM cooldown_until_at)::float8
 """
 _N_STATIC: Final = 14  # so many of them are the node as built
 # Whether the transaction that wrote a row version is that one or a later one, or so old that nobody can tell.

@@ -81,6 +81,10 @@ RIGHT: dict[str, Any] = {
     "restart": 0,
     "size": 4,
     "max_running": 2,
+    "max_wait": 60,
+    "scaling": [[1, 0.5], [4, 1.5]],
+    "age": 60,
+    "running": {"since": 5, "placement": [{"node": "n0", "replicas": 1, "devices": [0]}]},
 }
 RIGHT_OF: dict[tuple[type[BaseModel], str], Any] = {
     (JobRequest, "groups"): [{"name": "ps"}],
@@ -94,7 +98,14 @@ RIGHT_OF: dict[tuple[type[BaseModel], str], Any] = {
     (Topology, "preferred"): "spine",
 }
 # A field that may not stand beside what is in LEAST.
-ALONE = {(Topology, "preferred"): {"required"}, (Spread, "max_per_domain"): {"max_skew"}}
+ALONE = {
+    (Topology, "preferred"): {"required"},
+    (Topology, "max_wait"): {"required"},
+    (Spread, "max_per_domain"): {"max_skew"},
+}
+
+# A field that goes only with another.
+BESIDE: dict[tuple[type[BaseModel], str], dict[str, Any]] = {(Topology, "max_wait"): {"preferred": "leaf"}}
 
 CONTROL = "a\x07b"
 NAIVE = datetime(2026, 3, 1, tzinfo=UTC).replace(tzinfo=None)
@@ -147,6 +158,8 @@ TAKES: dict[str, tuple[Any, ...]] = {
     "interval": (4.0, 1.5),
     "cost": (0, 4.0, 1.5),
     "restart": (0, 4.0, 1.5),
+    "max_wait": (0, 4.0, 1.5),
+    "age": (0, 4.0, 1.5),
     "env": ({},),
     "name": ("8", "x"),
     "team": ("8", "x"),
@@ -173,6 +186,7 @@ def body(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
     for field in fields:
         for name in ALONE.get((model, field), ()):
             left.pop(name, None)
+        left.update(BESIDE.get((model, field), {}))
     return {**left, **fields}
 
 
