@@ -1,6 +1,7 @@
 # Everything a person types. `make help` lists it.
 SHELL := /bin/bash
 PORT ?= 8000
+SCENES ?= 20000
 # The first Python that is new enough.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
@@ -9,7 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # The checks run as a site in production would.
 PRODUCTION := SECRET_KEY=made-for-the-check-only-0123456789-abcdefghijklmnopqrstuvwxyz ALLOWED_HOSTS=switchyard.example
 
-.PHONY: help up test check format lock clean
+.PHONY: help up test check fuzz format lock clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -27,6 +28,9 @@ check: .venv/dev.stamp ## format, lint, types, import contracts, migrations, dep
 	.venv/bin/lint-imports
 	$(PY) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 	$(PRODUCTION) $(PY) manage.py check --deploy --fail-level WARNING
+
+fuzz: .venv/dev.stamp ## random scenes against the planner for as long as you like (SCENES=20000 a property)
+	SWITCHYARD_SCENES=$(SCENES) $(PY) -m pytest -n auto apps/scheduling/engine/tests/test_invariants.py apps/simulation/tests/test_invariants.py
 
 format: .venv/dev.stamp ## put the code in shape
 	$(PY) -m ruff format .

@@ -1,6 +1,8 @@
 """Pre-emption, elastic jobs, spreading and staging, in scenarios small enough to be worked out on paper."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -374,3 +376,13 @@ def test_a_job_waits_for_a_better_place_as_long_as_it_said(max_wait, start):
     )
 
     assert job(outcome, "j1")["start"] == start
+
+
+def test_the_example_in_the_manual_is_what_it_says():
+    text = (Path(__file__).parents[3] / "docs" / "scenario.md").read_text()
+    scene = json.loads(text.split("```json")[1].split("```")[0])
+    outcome = run_scene(scene)
+
+    assert job(outcome, "train")["start"] == 500  # when its data is there
+    assert job(outcome, "urgent")["wait"] == 0  # on what the other gives up
+    assert [size_of(line) for line in told(outcome, "resize")] == [16, 8, 16]
