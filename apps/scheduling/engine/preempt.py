@@ -71,6 +71,7 @@ class Preemptor:
         self.walk = walk
         self._running = {r.gang.id: r for r in walk.snapshot.running}
         self._items: list[Item] | None = None
+        self._shielded: list[tuple[float, int]] = []  # until when, and priority
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
 
@@ -149,14 +150,13 @@ class Preemptor:
     def _all_items(self) -> list[Item]:
         if self._items is None:
             walk, policy = self.walk, self.walk.policy
-            self._items = []
+            self._items, self._shielded = [], []
             for running in self._running.values():
                 gang = running.gang
-                if (
-                    running.is_leaving
-                    or not gang.preemptible
-                    or walk.now_s - running.started_s < policy.shield_s
-                ):
+                if running.is_leaving or not gang.preemptible:
+                    continue
+                if walk.now_s - running.started_s < policy.shield_s:
+                    self._shielded.append((running.started_s + policy.shield_s, gang.priority))
                     continue
                 self._items.extend(self._replicas(running))
                 if policy.most_evictions is None or gang.n_evictions < policy.most_evictions:
@@ -281,6 +281,9 @@ class Preemptor:
 
     def _on_kind(self, gang: Gang, kind: int, duration_s: float) -> Room | None:
         items = self._eligible(gang, kind)
+        for until_s, priority in self._shielded:
+            if priority < gang.priority:
+                self.walk.boundary_s = min(self.walk.boundary_s, until_s)  # it may be asked then
         if not items:
             return None
         trial = _Trial(self, gang, kind, duration_s)

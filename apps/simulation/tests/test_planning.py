@@ -101,7 +101,7 @@ def test_a_young_job_is_shielded():
     shielded = run_scene(scene_of(*jobs, policy={"shield_s": 21}))
     asked = run_scene(scene_of(*jobs, policy={"shield_s": 20}))
 
-    assert not told(shielded, "preempt")
+    assert [line["t"] for line in told(shielded, "preempt")] == [21]
     assert [line["t"] for line in told(asked, "preempt")] == [20]
 
 
