@@ -18,7 +18,8 @@ from apps.scheduling import apply, snapshot
 from apps.simulation import side_by_side
 from apps.simulation.scenario import ScenarioError
 from apps.simulation.tests.scenes import scene_of
-from apps.simulation.whatif import BASE, WHAT_IF, compare, difference, figures, what_if
+from apps.simulation.whatif import BASE, WHAT_IF, compare, difference, figures
+from apps.simulation.whatif import what_if as what_if_every
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,11 @@ def build(at):
     for number in range(3):
         submit(ours, me, f"wait{number}", at, devices=4, runtime=100.0, time_limit=200.0)
     return here
+
+
+def what_if(**more):
+    """With a pass at every change, so that times are whole."""
+    return what_if_every(**{"pass_interval_s": 0, **more})
 
 
 def starts(found, which):
@@ -148,6 +154,15 @@ def test_it_says_where_it_is_and_can_be_stopped(site):
         what_if(at=later(50), on_progress=stop)
 
 
+def test_the_planner_looks_as_often_as_is_asked(site):
+    assert starts(what_if_every(at=later(50)), BASE) == {"wait0": 0, "wait1": 120, "wait2": 240}
+    assert starts(what_if(at=later(50), pass_interval_s=150), BASE) == {
+        "wait0": 0,
+        "wait1": 150,
+        "wait2": 300,
+    }
+
+
 def test_nothing_is_written(site):
     before = list(Job.objects.order_by("pk").values()), Event.objects.count()
     what_if(at=later(50), changes=[{"type": "lose", "domain": "hall"}])
@@ -212,10 +227,10 @@ def write(tmp_path):
 def test_the_command_shows_the_present_and_the_change_side_by_side(here, write, tmp_path):
     change = write("c.json", {"type": "add_rack", "name": "new", "like": "rack1"})
     summary, events = tmp_path / "s.json", tmp_path / "e.jsonl"
-    told = run(from_live=True, change=[change], side_by_side=True, summary=summary, events=events)
+    told = run(from_live=True, every=0.0, change=[change], side_by_side=True, summary=summary, events=events)
 
     assert "1 jobs run, 3 wait." in told
-    assert "Run times: 4 as declared." in told
+    assert "A pass at every change.\nRun times: 4 as declared." in told
     assert "mean wait" in told
     assert "peak of hall" in told
     (line,) = [line for line in told.splitlines() if line.startswith("wait2")]
@@ -267,6 +282,7 @@ def test_a_file_may_be_bounded(write, tmp_path):
         (("x.json",), {"from_live": True}),
         (("x.json",), {"cluster": ["a"]}),
         ((), {"from_live": True, "until": -1.0}),
+        ((), {"from_live": True, "every": -1.0}),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words, options):

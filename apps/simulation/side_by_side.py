@@ -30,6 +30,8 @@ def _assumptions(comparison: Comparison) -> Iterator[str]:
         n_waiting = len(comparison.live) - n_running
         yield f"From {comparison.at:%Y-%m-%d %H:%M:%S %Z}: {n_running} jobs run, {n_waiting} wait."
     if taken.run_times:
+        interval_s = comparison.base.outcome.world.scenario.policy.pass_interval
+        yield "A pass at every change." if not interval_s else f"A pass every {interval_s:g} s."
         parts = [f"{n} {_FROM.get(source, source)}" for source, n in taken.run_times.items()]
         yield f"Run times: {', '.join(parts)}."
     yield from taken.notes

@@ -7,7 +7,7 @@ a command is `on_progress`, which may raise to stop them.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from apps.core import clock
 from apps.scheduling.engine import planner
@@ -22,6 +22,8 @@ from apps.simulation.unsupported import unsupported_in
 from apps.simulation.world import build_world
 
 BASE, WHAT_IF = "base", "what_if"
+# Run times are guessed to minutes at best; a pass at every change would cost much and say no more.
+PASS_INTERVAL_S: Final = 60.0
 
 Progress = Callable[[str, int, int], object]  # which run, jobs that came to an end, jobs in all
 Row = dict[str, Any]
@@ -96,6 +98,7 @@ def what_if(
     changes: Sequence[Any] = (),
     until: float | None = None,
     clusters: Collection[str] = (),
+    pass_interval_s: float = PASS_INTERVAL_S,
     on_progress: Progress | None = None,
 ) -> Comparison:
     """The present as it goes on, and as it would with changes.
@@ -105,6 +108,7 @@ def what_if(
         changes: Objects as in simulation.changes; none: the present alone is played.
         until: Seconds after which both runs stop; None: when nothing is left to happen.
         clusters: Only these; none: all.
+        pass_interval_s: Seconds from pass to pass; 0: a pass at every change.
         on_progress: Called often; what it raises stops the run.
 
     Raises:
@@ -115,7 +119,7 @@ def what_if(
     read_changes(changes)  # before anything is read that takes its time
     live = live_scenario(at, clusters=clusters)
     return compare(
-        live.scenario,
+        paced(live.scenario, pass_interval_s),
         changes,
         until=until,
         on_progress=on_progress,
@@ -123,6 +127,11 @@ def what_if(
         live=live.jobs,
         assumptions=live.assumptions,
     )
+
+
+def paced(scenario: Mapping[str, Any], pass_interval_s: float) -> Row:
+    """The scenario with so many seconds from pass to pass."""
+    return {**scenario, "policy": {**scenario.get("policy", {}), "pass_interval": pass_interval_s}}
 
 
 def compare(

@@ -20,7 +20,7 @@ from apps.simulation.changes import read_changes
 from apps.simulation.loop import Engine, simulate
 from apps.simulation.scenario import Fault, Scenario, ScenarioError, read_scenario
 from apps.simulation.unsupported import unsupported_in
-from apps.simulation.whatif import BASE, Comparison, NotSupported, compare
+from apps.simulation.whatif import BASE, PASS_INTERVAL_S, Comparison, NotSupported, compare, paced
 from apps.simulation.world import build_world
 
 BAD_SCENARIO, NOT_SUPPORTED, INTERRUPTED = 2, 3, 130
@@ -52,6 +52,13 @@ class Command(BaseCommand):
             metavar="CHANGE.json",
             help="what would be different: an object or a list, as apps/simulation/changes.py says",
         )
+        parser.add_argument(
+            "--every",
+            type=float,
+            default=PASS_INTERVAL_S,
+            metavar="S",
+            help="of the present: seconds from pass to pass; 0: a pass at every change (default: %(default)g)",
+        )
         parser.add_argument("--until", type=float, metavar="S", help="stop after so many seconds")
         parser.add_argument("--side-by-side", action="store_true", help="show each waiting job too")
         parser.add_argument(
@@ -69,6 +76,8 @@ class Command(BaseCommand):
             raise CommandError("--cluster and --save-scenario go with --from-live.")
         if options["until"] is not None and not 0 <= options["until"] <= 1e10:
             raise CommandError("--until must be from 0 to 10000000000 seconds.")
+        if not 0 <= options["every"] <= 1e10:
+            raise CommandError("--every must be from 0 to 10000000000 seconds.")
         is_plain = not (options["from_live"] or options["change"] or options["side_by_side"])
         try:
             if is_plain and options["until"] is None:
@@ -111,7 +120,7 @@ class Command(BaseCommand):
             self._read(options["scenario"])  # every fault of the file, as without changes
             scenario = json.loads(self._bytes(options["scenario"]))
         else:
-            scenario = live.scenario
+            scenario = paced(live.scenario, options["every"])
             self._write(options["save_scenario"], _as_text, scenario)
         with _Bars(self._is_quiet(options)) as bars:
             comparison = compare(
