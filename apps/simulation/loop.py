@@ -517,9 +517,9 @@ class Simulation:
             else:
                 life.unsaved.append((life.placing, life.speed, rest))
         life.ran_s += elapsed
+        life.done_s += attempt.saved_work_s(elapsed)
         if not is_lost:
             return ZERO
-        life.done_s += attempt.saved_work_s(elapsed)
         lost = attempt.lost_s(elapsed)
         life.lost_s += lost
         return lost

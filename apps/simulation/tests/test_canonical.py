@@ -25,6 +25,9 @@ def history(scene: dict[str, Any]) -> list[tuple[object, ...]]:
             (entry["replicas"], tuple(entry["devices"]), entry["share"], place[entry["node"]])
             for entry in line.get("placement", ())
         ]
+        if line["event"] == "stage":
+            told.append((line["t"], "stage", place[line["dataset"]], place[line["to"]], line["until"]))
+            continue
         told.append((line["t"], line["event"], place[line["job"]], tuple(placed), line.get("lost_s")))
     return told
 

@@ -248,6 +248,25 @@ def test_a_resize_in_the_middle_of_a_checkpoint_loses_nothing():
     assert job(outcome, "j0")["end"] == 22 + 164 + 9 * 4
 
 
+def test_what_was_saved_before_a_resize_is_safe_from_what_comes_after():
+    outcome = run_scene(
+        scene_of(
+            {
+                "devices": 1,
+                "replicas": {"min": 4, "max": 8},
+                "runtime": 100,
+                "checkpoint": {"interval": 20, "cost": 0},
+            },
+            {"devices": 4, "runtime": 50, "submit": 45, "priority": 1},
+            {"devices": 8, "runtime": 5, "submit": 50, "priority": 2},
+        )
+    )
+    # 40 saved at full size; the 5 after that and 2.5 at half size are lost, 7.5 s of running in all.
+    assert job(outcome, "j0")["lost_s"] == 10
+    assert job(outcome, "j0")["end"] == 55 + 2 * 60  # what is left, at half size
+    assert report.summary(outcome)["losses"]["rework"] == 8 * 5 + 4 * 5 + 4 * 5  # j1 lost its five, too
+
+
 # -- spreading --------------------------------------------------------------------------------------------------------
 
 RACKS = {
