@@ -430,9 +430,7 @@ def stop_job(*, job_id: int, actor: User, at: datetime, reason: str = "") -> Job
     job.desired_stop_at, job.stop_reason = at, reason[:500]
     if State(job.state) in HOLDING:
         allocation = Allocation.objects.select_for_update(no_key=True).get(job=job, ended_at=None)
-        allocation.desired_state, allocation.stop_cause = Desired.STOP, StopCause.USER
-        allocation.stop_at = allocation.stop_at or at
-        allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
+        _ask_to_stop(allocation, StopCause.USER, at)
         _save(job, "desired_stop_at", "stop_reason")
         record_many(
             [
@@ -1111,12 +1109,7 @@ def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: date
         eviction = wanted[job.pk]
         job.state, job.state_at = follow(State(job.state), Trigger.PREEMPT), at
         _save(job, "state", "state_at")
-        allocation.desired_state, allocation.stop_cause, allocation.stop_at = (
-            Desired.STOP,
-            StopCause.PREEMPTION,
-            at,
-        )
-        allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
+        _ask_to_stop(allocation, StopCause.PREEMPTION, at)
         data = {
             "for_job_id": eviction.for_job_id,
             "rule": eviction.rule,
@@ -1139,16 +1132,18 @@ def request_time_limit_stop(*, allocation_id: int, at: datetime) -> Allocation:
     job, allocation = _locked_allocation(allocation_id, None)
     if allocation.ended_at is not None or allocation.desired_state == Desired.STOP:
         return allocation
-    allocation.desired_state, allocation.stop_cause, allocation.stop_at = (
-        Desired.STOP,
-        StopCause.TIME_LIMIT,
-        at,
-    )
-    allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
+    _ask_to_stop(allocation, StopCause.TIME_LIMIT, at)
     record_many(
         [_allocation_event("allocation.stop_requested", allocation, job, at=at, data={"cause": "time_limit"})]
     )
     return allocation
+
+
+def _ask_to_stop(allocation: Allocation, cause: StopCause, at: datetime) -> None:
+    """Ask an attempt to end; whoever asks again gives no more time than the first did."""
+    allocation.desired_state, allocation.stop_cause = Desired.STOP, cause
+    allocation.stop_at = allocation.stop_at or at
+    allocation.save(update_fields=["desired_state", "stop_cause", "stop_at"])
 
 
 # The common part -------------------------------------------------------------------------------------------------

@@ -72,13 +72,20 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     return Applied(n_started, tuple(stale), len(taken.never_satisfied), reasons_left)
 
 
+_CHANGED: Final = "a limit has changed"
+
+
+def _rules_have_changed(taken: Taken) -> bool:
+    """Whether a limit changed since the picture was taken. From here to the commit nobody changes one."""
+    with connection.cursor() as cursor:
+        is_current = rule_versions(cursor, lock=True) == taken.rule_versions
+    return not is_current or selectors.has_unseen_rules(taken.seen, taken.seen_below)
+
+
 @transaction.atomic
 def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime) -> jobs.Outcomes:
-    with connection.cursor() as cursor:
-        # From here to the commit nobody changes a limit; one that changed since the picture was taken undoes the plan.
-        is_current = rule_versions(cursor, lock=True) == taken.rule_versions
-    if not is_current or selectors.has_unseen_rules(taken.seen, taken.seen_below):
-        return jobs.Outcomes((), tuple((start.job_id, "a limit has changed") for start in starts))
+    if _rules_have_changed(taken):
+        return jobs.Outcomes((), tuple((start.job_id, _CHANGED) for start in starts))
     decisions = [decision_of(taken, start) for start in starts]
     return jobs.allocate_many(decisions=decisions, pass_id=pass_id, at=at)
 
@@ -86,10 +93,8 @@ def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime)
 @transaction.atomic
 def _fence(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id: int, at: datetime) -> str:
     """Ask the victims to leave, and keep their place for the job; it starts there when all of them are gone."""
-    with connection.cursor() as cursor:
-        is_current = rule_versions(cursor, lock=True) == taken.rule_versions
-    if not is_current or selectors.has_unseen_rules(taken.seen, taken.seen_below):
-        return "a limit has changed"
+    if _rules_have_changed(taken):
+        return _CHANGED
     asked = [jobs.Eviction(e.job_id, e.for_job_id, e.rule, e.lost_device_s) for e in evictions]
     why_not = jobs.preempt_many(evictions=asked, pass_id=pass_id, at=at)
     if why_not:

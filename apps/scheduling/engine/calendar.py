@@ -146,7 +146,7 @@ class Calendar:
         self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
-        self.held: dict[int, list[Held]] = {}  # by job: what running work holds, and until when
+        self.held: dict[int, Held] = {}  # by job: what running work holds, and until when
         for running in snapshot.running:
             charge = charge_of(frame, running.gang, running.placing)
             allowed = self.allowed(running.gang)
@@ -156,7 +156,7 @@ class Calendar:
             if end_s != inf:
                 position = self._coming.add(charge, allowed)
                 self._coming.at(end_s, -1, position)
-            self.held[running.gang.id] = [Held(charge, allowed, end_s, position)]
+            self.held[running.gang.id] = Held(charge, allowed, end_s, position)
         self.pinches: list[State] = []
         self._pool = Pool(frame, tree, self.now)
         self.booked_nodes: list[IntArray] = []
@@ -348,7 +348,7 @@ class Calendar:
         if end_s != inf:
             held.position = self._coming.add(charge, allowed)
             self._coming.at(end_s, -1, held.position)
-        self.held.setdefault(gang.id, []).append(held)
+        self.held[gang.id] = held
 
     def lift(self, some: Sequence[Held], sign: int = -1) -> None:
         """Take work off its devices now and as long as it would have held them (-1), or put it back (1)."""
@@ -372,44 +372,40 @@ class Calendar:
         return self._is_free(self._at(at_s), charge)
 
     def _is_free(self, now: State, charge: Charge) -> bool:
-        paths = self.frame.paths[charge.nodes]
         if (now.dev[charge.devices] < charge.taken).any():
             return False
         trial = now.copy(now.at_s)
         trial.charge(self.frame, self.tree, charge, 1)
-        return bool(
-            (trial.whole[charge.nodes] >= 0).all()
-            and (trial.cpu[charge.nodes] >= 0).all()
-            and (trial.mem[charge.nodes] >= 0).all()
-            and (trial.head[paths] >= 0).all()
-            and all(
-                self.tree.available(now.use, charge.team, kind) >= steps
-                for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
-            )
+        return not self._is_overdrawn(trial, charge.nodes) and all(
+            self.tree.available(now.use, charge.team, kind) >= steps
+            for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
         )
 
-    def forget(self, held: Held) -> None:
-        """It was lifted for good: nothing is given back when it would have ended."""
+    def drop(self, job_id: int) -> None:
+        """Running work leaves for good: it holds nothing any more, and gives nothing back when it would have ended."""
+        held = self.held.pop(job_id)
+        self.lift([held])
         if held.position != NONE:
             self._coming.remove(held.position)
 
-    def hold_instead(self, job_id: int, gang: Gang, charge: Charge, end_s: float) -> None:
-        """Running work holds something else from now on. What it held before must have been lifted."""
-        for held in self.held.pop(job_id, ()):
-            self.forget(held)
+    def hold_instead(self, gang: Gang, charge: Charge, end_s: float) -> None:
+        """Running work holds something else from now on."""
+        self.drop(gang.id)
         self.start(gang, charge, end_s)
 
     def overdrawn(self, nodes: IntArray, after_s: float, until_s: float) -> bool:
         """Whether more is taken than there is, on these nodes or above them, at a pinch in [after_s, until_s)."""
-        for pinch in self.pinches:
-            if after_s <= pinch.at_s < until_s and (
-                (pinch.whole[nodes] < 0).any()
-                or (pinch.cpu[nodes] < 0).any()
-                or (pinch.mem[nodes] < 0).any()
-                or (pinch.head[self.frame.paths[nodes]] < 0).any()
-            ):
-                return True
-        return False
+        return any(
+            after_s <= pinch.at_s < until_s and self._is_overdrawn(pinch, nodes) for pinch in self.pinches
+        )
+
+    def _is_overdrawn(self, state: State, nodes: IntArray) -> bool:
+        return bool(
+            (state.whole[nodes] < 0).any()
+            or (state.cpu[nodes] < 0).any()
+            or (state.mem[nodes] < 0).any()
+            or (state.head[self.frame.paths[nodes]] < 0).any()
+        )
 
     def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> "Promise":
         """Something is promised to start later."""

@@ -45,7 +45,14 @@ from apps.scheduling.engine.preempt import Preemptor
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.resize import grow
 from apps.scheduling.engine.rules import ALL, Rules
-from apps.scheduling.engine.sizes import Sizer, least_sizes, preferred_sizes, relative_rate, sizes_of
+from apps.scheduling.engine.sizes import (
+    Sizer,
+    end_after,
+    least_sizes,
+    preferred_sizes,
+    relative_rate,
+    sizes_of,
+)
 from apps.scheduling.engine.state import Floor, State, charge_of
 
 _EMPTY = Rules(quota=False, reservation=False, staging=False, priority=True, resources=False)
@@ -225,7 +232,7 @@ class Pass:
                 reserve.start_s,
                 self.now_s + OVERDUE_S,
                 *(
-                    self.calendar.held[r.gang.id][0].end_s
+                    self.calendar.held[r.gang.id].end_s
                     for r in self.snapshot.running
                     if r.is_leaving and any(share.node in nodes for share in r.placing)
                 ),
@@ -277,7 +284,7 @@ class Pass:
             self.evictions.append(Evict(victim.id, gang.id, rule, lost))
             self.gone.add(victim.id)
         for running, placing in room.shrunk:
-            end_s = self.preemptor.end_after(running, placing)
+            end_s = end_after(running, placing, self.now_s)
             self.resizes.append(Resize(running.gang.id, placing, gang.id, end_s))
             self.gone.add(running.gang.id)
         self._start(gang, offer)

@@ -25,7 +25,7 @@ from apps.scheduling.engine.facts import NONE, Gang, IntArray, Placing, Running,
 from apps.scheduling.engine.frame import LEVELS
 from apps.scheduling.engine.kernels import charge_quota
 from apps.scheduling.engine.placement import Found, total_steps
-from apps.scheduling.engine.sizes import relative_rate, sizes_of
+from apps.scheduling.engine.sizes import end_after, sizes_of
 from apps.scheduling.engine.state import Charge, charge_of
 from apps.scheduling.engine.units import FULL
 
@@ -102,34 +102,21 @@ class Preemptor:
         """Lift the victims for good."""
         calendar = self.walk.calendar
         for running in room.evicted:
-            held = calendar.held.pop(running.gang.id)
-            calendar.lift(held)
-            for one in held:
-                calendar.forget(one)
+            calendar.drop(running.gang.id)
             del self._running[running.gang.id]
         for running, placing in room.shrunk:
-            calendar.lift(calendar.held[running.gang.id])
-            end_s = self.end_after(running, placing)
+            end_s = end_after(running, placing, self.walk.now_s)
             charge = charge_of(self.walk.frame, running.gang, placing)
-            calendar.hold_instead(running.gang.id, running.gang, charge, end_s)
+            calendar.hold_instead(running.gang, charge, end_s)
             del self._running[running.gang.id]  # one change a pass
         self._items = None
         self._failed.clear()
-
-    def end_after(self, running: Running, placing: Placing) -> float:
-        """When a running job that goes on with this placing is expected to end."""
-        gang, now_s = running.gang, self.walk.now_s
-        if gang.limit_s != inf or running.ends_s == inf:
-            return running.ends_s
-        before = relative_rate(gang, sizes_of(gang, running.placing))
-        after = relative_rate(gang, sizes_of(gang, placing))
-        return now_s + max(0.0, running.ends_s - now_s) * before / after
 
     # -- candidates ---------------------------------------------------------------------------------------------------
 
     def _key(self, gang: Gang, kind: int) -> tuple[tuple[object, ...], int]:
         key, n = self.walk.failure_key(gang, kind)
-        return (*key, gang.priority, gang.team), n
+        return (*key, gang.priority), n
 
     def _may_help(self, gang: Gang, kind: int) -> bool:
         return (
@@ -165,7 +152,7 @@ class Preemptor:
         return self._items
 
     def _whole(self, running: Running) -> Item:
-        charge = self.walk.calendar.held[running.gang.id][0].charge
+        charge = self.walk.calendar.held[running.gang.id].charge
         steps = dict(zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True))
         return Item(running, None, charge, self.cost_of(running), steps, is_surplus=False)
 
@@ -428,18 +415,18 @@ class _Trial:
         walk = self.preemptor.walk
         calendar = walk.calendar
         evicted, shrunk = _normal(items)
-        lifted = [held for item in evicted for held in calendar.held[item.running.gang.id]]
+        lifted = [calendar.held[item.running.gang.id] for item in evicted]
         put: list[Held] = []
         late: list[tuple[Held, float]] = []
         for running, replicas in shrunk:
             keeps = _without(running, replicas)
             if not _is_spread(walk, running.gang, keeps):
                 return False
-            for held in calendar.held[running.gang.id]:
-                lifted.append(held)
+            held = calendar.held[running.gang.id]
+            lifted.append(held)
             charge = charge_of(walk.frame, running.gang, keeps)
-            end_s = self.preemptor.end_after(running, keeps)
-            rest = Held(charge, calendar.held[running.gang.id][0].bookings, end_s, NONE)
+            end_s = end_after(running, keeps, walk.now_s)
+            rest = Held(charge, held.bookings, end_s, NONE)
             put.append(rest)
             if end_s > running.ends_s:
                 late.append((rest, running.ends_s))

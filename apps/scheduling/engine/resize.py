@@ -11,7 +11,7 @@ import numpy as np
 from apps.scheduling.engine.facts import BoolArray, IntArray, Placing, Resize, Running, Shape, Share
 from apps.scheduling.engine.frame import LEVELS
 from apps.scheduling.engine.placement import Found
-from apps.scheduling.engine.sizes import relative_rate, sizes_of
+from apps.scheduling.engine.sizes import end_after, relative_rate, sizes_of
 from apps.scheduling.engine.state import charge_of
 
 if TYPE_CHECKING:
@@ -57,12 +57,8 @@ def _grow_one(walk: Pass, running: Running) -> None:
     after = relative_rate(gang, sizes_of(gang, placing))
     if after <= before:
         return  # more replicas would bring nothing
-    end_s = running.ends_s
-    if gang.limit_s == inf and end_s != inf:
-        end_s = walk.now_s + max(0.0, end_s - walk.now_s) * before / after
-    for held in walk.calendar.held[gang.id]:
-        walk.calendar.lift([held])
-    walk.calendar.hold_instead(gang.id, gang, charge_of(walk.frame, gang, placing), end_s)
+    end_s = end_after(running, placing, walk.now_s)
+    walk.calendar.hold_instead(gang, charge_of(walk.frame, gang, placing), end_s)
     walk.resizes.append(Resize(gang.id, placing, None, end_s))
     walk.gone.add(gang.id)
     walk.send(gang, {share.node for share in placing})

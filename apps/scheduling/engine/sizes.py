@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
-from apps.scheduling.engine.facts import Ask, Gang, Placing, Shape
+from apps.scheduling.engine.facts import Ask, Gang, Placing, Running, Shape
 
 Sizes = tuple[int, ...]  # replicas of each group
 
@@ -42,6 +43,16 @@ def relative_rate(gang: Gang, sizes: Sequence[int]) -> float:
         return share
     n = min(n for n, ask in zip(sizes, gang.shape.asks, strict=True) if ask.least != ask.most)
     return rate_at(gang.scaling, n)
+
+
+def end_after(running: Running, placing: Placing, now_s: float) -> float:
+    """When a running job that goes on with this placing is expected to end: its limit stays, its work takes longer."""
+    gang = running.gang
+    if gang.limit_s != inf or running.ends_s == inf:
+        return running.ends_s
+    before = relative_rate(gang, sizes_of(gang, running.placing))
+    after = relative_rate(gang, sizes_of(gang, placing))
+    return now_s + max(0.0, running.ends_s - now_s) * before / after
 
 
 def rate_at(points: Sequence[tuple[int, float]], n: int) -> float:
