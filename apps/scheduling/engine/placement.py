@@ -7,7 +7,7 @@ tree every filling that cannot go on is as large as any other, so filling in ord
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -310,11 +310,17 @@ class _Spreading:
         able = healthy & (frame.cpu >= micro_of(ask.cpus)) & (frame.mem >= micro_of(ask.memory_gib))
         if ask.devices or ask.share_steps:
             able = (
-                able
-                & np.isin(frame.kind, _kinds_in(frame, terms, ask))
-                & (frame.n_devices >= max(ask.devices, 1))
+                able & np.isin(frame.kind, _kinds_in(terms, ask)) & (frame.n_devices >= max(ask.devices, 1))
             )
         return cls(frame, ask.spread, frame.domain_ids(ask.spread.over), able, terms.already)
+
+    def holds(self) -> bool:
+        """Whether the replicas that are there already lie as far apart as they must."""
+        most = self.spread.max_per_domain
+        if most is not None:
+            return max(self.held.values(), default=0) <= most
+        counts = dict.fromkeys(self.counted.tolist(), 0) | self.held
+        return not counts or max(counts.values()) - min(counts.values()) <= (self.spread.max_skew or 0)
 
     def run(self, fill: "_Fill", nodes: IntArray, n: int) -> Counts | None:
         """Place n replicas on these nodes; None if they cannot be spread so there."""
@@ -357,7 +363,13 @@ class _Spreading:
         return None
 
 
-def _kinds_in(frame: Frame, terms: Terms, ask: Ask) -> list[int]:
+def is_spread(frame: Frame, ask: Ask, terms: Terms, replicas: IntArray) -> bool:
+    """Whether (n,) replicas on each node lie as far apart as their group asks."""
+    spreading = _Spreading.of(frame, ask, replace(terms, already=replicas))
+    return spreading is None or spreading.holds()
+
+
+def _kinds_in(terms: Terms, ask: Ask) -> list[int]:
     return [terms.kind] if terms.kind != NONE else list(ask.kinds)
 
 

@@ -21,6 +21,7 @@ from apps.scheduling.engine.facts import (
     Evict,
     Gang,
     IntArray,
+    Placing,
     Plan,
     Policy,
     Reserve,
@@ -37,6 +38,7 @@ from apps.scheduling.engine.placement import (
     Found,
     Terms,
     holds_devices,
+    is_spread,
     kinds_of,
     place,
     total_steps,
@@ -373,6 +375,26 @@ class Pass:
                 mask if gang.shape.cluster == NONE else mask & (self.frame.cluster == gang.shape.cluster)
             )
         return self._may_use[key]
+
+    def replicas(self, placing: Placing, g: int) -> IntArray:
+        """(n,) replicas of group g on each node."""
+        counts = np.zeros(self.frame.n_nodes, dtype=np.int64)
+        for share in placing:
+            if share.group == g:
+                counts[share.node] += share.n_replicas
+        return counts
+
+    def is_spread(self, gang: Gang, placing: Placing) -> bool:
+        """Whether a job that goes on with this placing lies as far apart as it asks."""
+        for g, ask in enumerate(gang.shape.asks):
+            if ask.spread is None:
+                continue
+            replicas = self.replicas(placing, g)
+            nodes = np.flatnonzero(replicas)
+            kind = int(self.frame.kind[nodes[0]]) if len(nodes) else NONE
+            if not is_spread(self.frame, ask, Terms(self.may_use(gang), kind=kind), replicas):
+                return False
+        return True
 
     def fit(
         self,

@@ -420,7 +420,7 @@ class _Trial:
         late: list[tuple[Held, float]] = []
         for running, replicas in shrunk:
             keeps = _without(running, replicas)
-            if not _is_spread(walk, running.gang, keeps):
+            if not walk.is_spread(running.gang, keeps):
                 return False
             held = calendar.held[running.gang.id]
             lifted.append(held)
@@ -505,25 +505,6 @@ def _without(running: Running, replicas: Sequence[Share]) -> Placing:
             steps = share.share_steps * left // share.n_replicas if share.devices else share.share_steps
             kept.append(Share(share.group, share.node, left, share.devices, steps))
     return tuple(kept)
-
-
-def _is_spread(walk: Pass, gang: Gang, placing: Placing) -> bool:
-    """Whether what is left after shrinking still lies as far apart as the job asks."""
-    for g, ask in enumerate(gang.shape.asks):
-        if ask.spread is None or ask.spread.max_skew is None:
-            continue
-        ids = walk.frame.domain_ids(ask.spread.over)
-        able = walk.snapshot.is_usable & np.isin(
-            walk.frame.kind, list(ask.kinds or range(len(walk.frame.kinds)))
-        )
-        counts = dict.fromkeys(np.unique(ids[able & (ids != NONE)]).tolist(), 0)
-        for share in placing:
-            if share.group == g:
-                domain = int(ids[share.node])
-                counts[domain] = counts.get(domain, 0) + share.n_replicas
-        if counts and max(counts.values()) - min(counts.values()) > ask.spread.max_skew:
-            return False
-    return True
 
 
 def _curve(

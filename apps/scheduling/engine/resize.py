@@ -71,10 +71,7 @@ def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int) -> 
     mine = [share.node for share in placing if share.group == g] or nodes.tolist()
     kind = int(walk.frame.kind[mine[0]])
     ask = gang.shape.asks[g]
-    already = np.zeros(walk.frame.n_nodes, dtype=np.int64)
-    for share in placing:
-        if share.group == g:
-            already[share.node] += share.n_replicas
+    already = walk.replicas(placing, g)
     duration_s = inf if running.ends_s == inf else max(running.ends_s, walk.now_s + 1.0) - walk.now_s
     cluster = int(walk.frame.cluster[mine[0]])
     same_cluster = walk.frame.cluster == cluster
