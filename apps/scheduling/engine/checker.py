@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import (
     NONE,
@@ -533,13 +535,21 @@ class _Checker:
             return inf
         slowest = min(float(f.speed[n]) for n in holding)
         has_devices = any(ask.devices or ask.share_steps for ask in gang.shape.asks)
-        rate = 1.0
-        for g, ask in enumerate(gang.shape.asks):
-            if ask.least != ask.most and not gang.scaling:
-                rate = min(rate, sum(s.n_replicas for s in placing if s.group == g) / ask.n_replicas)
+        rate = min((self._rate(gang, g, ask, placing) for g, ask in enumerate(gang.shape.asks)), default=1.0)
         return gang.work_s / (
             rate * slowest * (f.kinds[int(f.kind[holding[0]])].speed if has_devices else 1.0)
         )
+
+    def _rate(self, gang: Gang, g: int, ask: Ask, placing: Placing) -> float:
+        """Throughput of an elastic group at this size, relative to its preferred one."""
+        if ask.least == ask.most:
+            return inf if gang.is_elastic else 1.0  # an elastic group beside it sets the pace
+        n = sum(share.n_replicas for share in placing if share.group == g)
+        if not gang.scaling:
+            return n / ask.n_replicas
+        # Through nothing at no replicas, and level beyond the last point.
+        points = ((0, 0.0), *gang.scaling)
+        return float(np.interp(n, [at for at, _ in points], [rate for _, rate in points]))
 
 
 class _Book:

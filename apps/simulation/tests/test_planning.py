@@ -405,3 +405,24 @@ def test_the_example_in_the_manual_is_what_it_says():
     assert job(outcome, "train")["start"] == 500  # when its data is there
     assert job(outcome, "urgent")["wait"] == 0  # on what the other gives up
     assert [size_of(line) for line in told(outcome, "resize")] == [16, 8, 16]
+
+
+def test_a_promise_behind_an_elastic_job_counts_on_its_declared_scaling():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 8, "runtime": 10, "time_limit": 10},
+            {
+                "devices": 1,
+                "replicas": {"min": 6, "max": 8},
+                "runtime": 12,
+                "scaling": [[6, 1.5], [8, 2]],
+                "submit": 1,
+            },
+            {"devices": 8, "runtime": 10, "time_limit": 10, "submit": 2},
+            policy={"resize_dwell_s": 1000},
+        )
+    )
+
+    first = {line["job"]: line["expected_start"] for line in reversed(told(outcome, "reserve"))}
+    assert first == {"j1": 10, "j2": 18}  # at six replicas it needs 8 s
+    assert job(outcome, "j2")["start"] == 16  # it got all eight
