@@ -4,9 +4,8 @@ import logging
 from datetime import datetime
 from typing import Final
 
-from django.db import connection
-
 from apps.core.errors import OutsideError
+from apps.core.locks import session_lock
 from apps.execution.backends.base import NodeReport, ProbedNode, Probing
 from apps.execution.backends.choice import backend_of
 from apps.inventory import health, reports
@@ -36,21 +35,14 @@ def probe_cluster(*, cluster: Cluster, at: datetime) -> list[int]:
     backend = backend_of(cluster)
     if not isinstance(backend, Probing):
         return []
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", [_LOCK_CLASS, cluster.pk])
-        if not cursor.fetchone()[0]:
+    with session_lock(_LOCK_CLASS, cluster.pk) as is_ours:
+        if not is_ours:
             return []
-    try:
         nodes = list(Node.objects.filter(cluster=cluster).select_related("accelerator_type").order_by("id"))
         found = backend.probe([_asked(node) for node in nodes], at=at)
         ids = {node.name: node.pk for node in nodes}
         told = [_report(one, ids[one.node], at) for one in found if one.node in ids]
         return reports.take_reports(reports=told, source=reports.PROBE, actor=None, at=at)
-    finally:
-        # A connection that broke has given its locks back by itself.
-        if connection.connection is not None and not connection.connection.closed:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_LOCK_CLASS, cluster.pk])
 
 
 def _asked(node: Node) -> ProbedNode:

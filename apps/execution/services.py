@@ -16,6 +16,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 
 from apps.core.errors import DomainError, OutsideError
+from apps.core.locks import release
 from apps.events.services import record
 from apps.execution import blame
 from apps.execution.backends.base import Backend, Order, Seen, StopOrder
@@ -506,10 +507,7 @@ def _alone(cluster_id: int) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # A connection that broke has given its locks back by itself.
-        if connection.connection is not None and not connection.connection.closed:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_WORKING, cluster_id])
+        release(_WORKING, cluster_id)
 
 
 def prune_logs(*, at: datetime) -> int:

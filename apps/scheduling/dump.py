@@ -221,13 +221,10 @@ def _the_one_beside_none(branches: tuple[Any, ...], hint: Any) -> Any:
     return others[0]
 
 
-class _Writer:
-    """Turns values into JSON by the annotations of their fields."""
+class _Coders:
+    """What turns values of a type into plain ones, or back; made once a type."""
 
     def __init__(self) -> None:
-        self.classes: dict[str, list[str]] = {}
-        self.shared: dict[str, list[Any]] = {}
-        self._numbers: dict[int, tuple[int, Any]] = {}  # the object too: an id lives as long as its object
         self._coders: dict[Any, Coder] = {}
 
     def coder(self, hint: Any) -> Coder:
@@ -237,6 +234,19 @@ class _Writer:
             self._coders[hint] = lambda value: self._coders[hint](value)
             made = self._coders[hint] = self._make(hint)
         return made
+
+    def _make(self, hint: Any) -> Coder:
+        raise NotImplementedError
+
+
+class _Writer(_Coders):
+    """Turns values into JSON by the annotations of their fields."""
+
+    def __init__(self) -> None:
+        self.classes: dict[str, list[str]] = {}
+        self.shared: dict[str, list[Any]] = {}
+        self._numbers: dict[int, tuple[int, Any]] = {}  # the object too: an id lives as long as its object
+        super().__init__()
 
     def _make(self, hint: Any) -> Coder:
         if hint is Any:
@@ -324,12 +334,12 @@ def _array(value: Any) -> dict[str, Any]:
     return {"dtype": value.dtype.name, "shape": list(value.shape), "values": flat}
 
 
-class _Reader:
+class _Reader(_Coders):
     """Turns JSON back into values by the annotations of their fields."""
 
     def __init__(self, classes: Any, shared: Any) -> None:
         self._columns = self._known_columns(classes)
-        self._coders: dict[Any, Coder] = {}
+        super().__init__()
         self._objects: dict[str, list[Any]] = {}
         if not isinstance(shared, dict):
             raise BadDump("shared: must be an object")
@@ -372,13 +382,6 @@ class _Reader:
                 raise BadDump(f"classes.{name}: {column!r} is missing")
             found[name] = columns
         return found
-
-    def coder(self, hint: Any) -> Coder:
-        made = self._coders.get(hint)
-        if made is None:
-            self._coders[hint] = lambda value: self._coders[hint](value)
-            made = self._coders[hint] = self._make(hint)
-        return made
 
     def _make(self, hint: Any) -> Coder:
         if hint is Any:

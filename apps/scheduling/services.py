@@ -1,17 +1,17 @@
 """Runs passes, one at a time in the whole house, and answers what a pass would do with a job."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import Any, Final
 
 import numpy as np
-from django.db import connection, transaction
+from django.db import transaction
 
 from apps.core import clock
+from apps.core.locks import session_lock
 from apps.events.services import record
 from apps.inventory.models import Domain
 from apps.jobs import policies
@@ -47,7 +47,7 @@ def run_pass(*, at: datetime) -> Pass | None:
     began_s = clock.monotonic_s()
     now, last = at, None
     for _ in range(_MOST_ROUNDS):
-        with _single_flight() as is_ours:
+        with session_lock(_LOCK) as is_ours:
             if not is_ours or not _is_due(now):
                 return last
             last = _one_pass(now)
@@ -60,19 +60,6 @@ def _is_due(at: datetime) -> bool:
     if last is None or last.next_boundary_at is None or at >= last.next_boundary_at:
         return True
     return selectors.has_unseen_events(last.summary.get("seen", "1:1:"), last.cursor_transaction_id)
-
-
-@contextmanager
-def _single_flight() -> Iterator[bool]:
-    """True for one caller at a time. The lock lives in this session: whoever is killed lets go of it."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
-        (is_ours,) = cursor.fetchone() or (False,)
-        try:
-            yield bool(is_ours)
-        finally:
-            if is_ours and not connection.needs_rollback:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [_LOCK])
 
 
 class _Stopwatch:

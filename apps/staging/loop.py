@@ -11,15 +11,14 @@ A transfer's row says how it stands:
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 
 from apps.core.errors import OutsideError
+from apps.core.locks import session_lock
 from apps.events.services import record
 from apps.staging import services
 from apps.staging.models import Copy, Store, Transfer
@@ -39,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 def move_all(*, at: datetime) -> None:
     """Look after every open transfer. Trouble with one does not keep the others waiting."""
-    with _alone() as is_ours:
+    with session_lock(_LOCK) as is_ours:
         if not is_ours:
             return
         open_ones = Transfer.objects.filter(ended_at=None).order_by("id")
@@ -323,17 +322,3 @@ def _record(transfer: Transfer, kind: str, at: datetime, **data: Any) -> None:
             **data,
         },
     )
-
-
-@contextmanager
-def _alone() -> Iterator[bool]:
-    """One worker at a time; another goes home. The lock goes when the connection goes, however the worker ends."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
-        is_ours = cursor.fetchone()[0]
-    try:
-        yield is_ours
-    finally:
-        if is_ours and connection.connection is not None and not connection.connection.closed:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [_LOCK])

@@ -19,11 +19,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from apps.core.errors import OutsideError
+from apps.core.spool import file_lock
 from apps.execution import shepherd
 from apps.execution.backends import local_probe
 from apps.execution.backends.base import (
@@ -300,18 +302,8 @@ class LocalBackend:
 
     # The spool
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            self._lay_out()
-            lock = os.open(self._spool / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise OutsideError(f"The spool {self._spool} cannot be used: {error.strerror}.") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+    def _locked(self) -> AbstractContextManager[None]:
+        return file_lock(self._spool / "lock", self._lay_out, called=f"The spool {self._spool}")
 
     def _lay_out(self) -> None:
         for folder in (self._spool, self._runs, self._ended, self._fences):

@@ -9,13 +9,12 @@ on from where another one was killed.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Final, Literal
 
 from apps.core import clock
 from apps.core.errors import OutsideError
+from apps.core.spool import file_lock
 from apps.staging.movers import carrier
 from apps.staging.movers.base import MoveOrder, MoveState, Progress
 from apps.staging.movers.folder import is_locked, read_whole, sync_folder, write_whole
@@ -175,18 +175,8 @@ class ProcessMover:
     def _lay_out(self) -> None:
         self._moves.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            self._lay_out()
-            lock = os.open(self._spool / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise OutsideError(f"The spool of moves cannot be used: {error.strerror}.") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+    def _locked(self) -> AbstractContextManager[None]:
+        return file_lock(self._spool / "lock", self._lay_out, called="The spool of moves")
 
     def _wake_carrier(self, folder: Path) -> None:
         """Start a carrier; come back when it holds its lock. One that finds the lock held ends at once."""
