@@ -762,9 +762,10 @@ class Simulation:
 
     def _at_risk(self, running: Running) -> Running:
         """With what it would lose if it were cut now, where that can matter."""
-        if not self._evicts:
-            return running
-        life = self.lives[running.gang.id]
+        gang = running.gang
+        if not self._evicts or (gang.saving is None and not gang.datasets):
+            return running  # all it ran, as the planner takes it
+        life = self.lives[gang.id]
         assert life.attempt is not None
         elapsed = max(ZERO, self.agenda.now - life.since)
         return replace(running, at_risk_s=float(life.attempt.lost_s(elapsed)))

@@ -68,10 +68,10 @@ class _Checker:
             yield from self._shape(gang, start.placing)
             yield from self._bookings(gang, start.placing, start.expected_end_s)
             yield from self._data(gang, start.placing)
-        placed = [(self.gangs[s.job_id], s.placing) for s in known]
-        yield from self._evictions(placed)
+        starting = [(self.gangs[s.job_id], s.placing) for s in known]
+        placed = [*starting, *((running.gang, resize.placing) for running, resize in self.resized)]
+        yield from self._evictions(starting, placed)
         yield from self._resizes()
-        placed += [(running.gang, resize.placing) for running, resize in self.resized]
         yield from self._devices(placed)
         yield from self._power(placed)
         yield from self._quota(placed)
@@ -179,10 +179,12 @@ class _Checker:
 
     # -- who gives way ------------------------------------------------------------------------------------------------
 
-    def _evictions(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
-        starts = {gang.id: (gang, placing) for gang, placing in placed}
+    def _evictions(
+        self, starting: list[tuple[Gang, Placing]], placed: list[tuple[Gang, Placing]]
+    ) -> Iterator[Fault]:
+        starts = {gang.id: (gang, placing) for gang, placing in starting}
         counts = Counter(evict.job_id for evict in self.plan.evictions)
-        after = self._use_by_team(self._all([*placed, *((r.gang, z.placing) for r, z in self.resized)]))
+        after = self._use_by_team(self._all(placed))
         for evict in self.plan.evictions:
             victim, by = self.running.get(evict.job_id), starts.get(evict.for_job_id)
             if victim is None or counts[evict.job_id] > 1 or victim.is_leaving:
@@ -224,12 +226,14 @@ class _Checker:
 
     def _is_needed(self, victim: Running, placed: list[tuple[Gang, Placing]]) -> bool:
         """Whether something of the plan could not be if this victim had stayed."""
-        faults: list[Fault] = []
         self.stays.append(victim)
         try:
-            with_resizes = [*placed, *((running.gang, resize.placing) for running, resize in self.resized)]
-            faults += [*self._devices(with_resizes), *self._power(with_resizes), *self._quota(with_resizes)]
-            return bool(faults) or any(self._promises())
+            return (
+                any(self._devices(placed))
+                or any(self._power(placed))
+                or any(self._quota(placed))
+                or any(self._promises())
+            )
         finally:
             self.stays.pop()
 

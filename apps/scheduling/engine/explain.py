@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apps.scheduling.engine.calendar import Window
-from apps.scheduling.engine.facts import NONE, Gang, Wait
+from apps.scheduling.engine.facts import NONE, Gang, Spread, Wait
 from apps.scheduling.engine.placement import total_steps
 from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.units import BIG, FULL
@@ -245,7 +245,6 @@ class Explainer:
         ask = next(ask for ask in gang.shape.asks if ask.spread is not None)
         spread = ask.spread
         assert spread is not None
-        what = spread.over.replace("_", "-")
         ids = self.walk.frame.domain_ids(spread.over)
         free = np.where(self._mask(gang), np.maximum(self.walk.calendar.now.whole, 0), 0)
         room = free // ask.devices if ask.devices else free
@@ -253,11 +252,9 @@ class Explainer:
         facts = {"over": spread.over, "asked_replicas": ask.n_replicas, "domains_with_room": n_free}
         if spread.max_per_domain is not None:
             facts["max_per_domain"] = spread.max_per_domain
-            bound = f"at most {spread.max_per_domain} replicas in one {what}"
         else:
             facts["max_skew"] = spread.max_skew or 0
-            bound = f"a difference of at most {spread.max_skew} replicas between {what} domains"
-        return f"It asks for {bound}; {n_free} of them have room now.", facts
+        return f"It asks for {spread_words(spread)}; {n_free} such domains have room now.", facts
 
     def _say_staging(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk
@@ -385,6 +382,14 @@ class Explainer:
                 facts,
             )
         return f"{facts['free']} of the {facts['asked']} {names} it asks for are free.", facts
+
+
+def spread_words(spread: Spread) -> str:
+    """What a job asks when it wants its replicas apart."""
+    over = spread.over.replace("_", "-")
+    if spread.max_per_domain is not None:
+        return f"at most {spread.max_per_domain} in one {over}"
+    return f"a skew of at most {spread.max_skew} over {over} domains"
 
 
 def _devices(steps: int) -> float | int:

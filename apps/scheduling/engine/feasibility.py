@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.scheduling.engine.explain import _devices, _watts
+from apps.scheduling.engine.explain import _devices, _watts, spread_words
 from apps.scheduling.engine.facts import NONE, Facility, Gang, Impossible, Policy, Snapshot, Team
 from apps.scheduling.engine.placement import total_steps
 from apps.scheduling.engine.planner import Pass
@@ -100,16 +100,10 @@ def _proof(walk: Pass, gang: Gang, *, power: bool, topology: bool, spread: bool)
         rule = next(a.spread for a in gang.shape.asks if a.spread is not None)
         ids = frame.domain_ids(rule.over)
         n_domains = len(np.unique(ids[mask & (ids != NONE)]))
-        word = rule.over.replace("_", "-")
-        bound = (
-            f"at most {rule.max_per_domain} in one {word}"
-            if rule.max_per_domain is not None
-            else f"a skew of at most {rule.max_skew} over {word} domains"
-        )
         facts |= {"over": rule.over, "domains": n_domains}
         return Impossible(
             "spread",
-            f"asks {ask.n_replicas} replicas with {bound}; {n_domains} such domains could hold one",
+            f"asks {ask.n_replicas} replicas with {spread_words(rule)}; {n_domains} such domains could hold one",
             facts,
         )
     cpus = float(np.where(np.isinf(walk.frame.cpu), inf, walk.frame.cpu)[mask].max(initial=0)) / 1e6

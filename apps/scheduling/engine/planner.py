@@ -108,6 +108,7 @@ class Pass:
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._family: dict[int, tuple[object, ...]] = {}
         self._kinds: dict[int, tuple[int, ...]] = {}
+        self._possible: dict[int, bool] = {}
         self._slowest: dict[tuple[int, bool], float] = {}
         self._may_use: dict[tuple[int, bool], BoolArray] = {}
 
@@ -254,12 +255,21 @@ class Pass:
         if until_s <= self.now_s:
             return gang
         insisting = self.sizer.insisting(gang)
-        for kind in self.kinds(insisting.shape):
-            least = self.least(insisting)
-            if self.fit(least, kind, self.calendar.now, 0.0, rules=_EMPTY, named=False) is not None:
-                self.boundary_s = min(self.boundary_s, until_s)
-                return insisting
-        return gang  # no domain could ever hold it
+        if not self._could_ever_start(insisting):
+            return gang
+        self.boundary_s = min(self.boundary_s, until_s)
+        return insisting
+
+    def _could_ever_start(self, gang: Gang) -> bool:
+        """Whether its nodes, if nothing ran there, could hold the gang at its least."""
+        known = self._possible.get(id(gang.shape))
+        if known is None:
+            least, now = self.least(gang), self.calendar.now
+            known = self._possible[id(gang.shape)] = any(
+                self.fit(least, kind, now, 0.0, rules=_EMPTY, named=False) is not None
+                for kind in self.kinds(gang.shape)
+            )
+        return known
 
     def least(self, gang: Gang) -> Gang:
         """The gang at the smallest size at which it runs."""

@@ -340,6 +340,8 @@ class Preemptor:
         ask = gang.shape.asks[0]
         floor = walk.calendar.floor_now(walk.now_s + duration_s)
         usable = walk.may_use(gang) & frame.kind_mask[kind]
+        if ask.required is not None:
+            usable = usable & frame.has_level[ask.required]
         on_node: dict[int, list[tuple[int, Item]]] = {}
         for item in items:
             for node, whole in zip(item.charge.nodes.tolist(), item.charge.whole.tolist(), strict=True):
@@ -355,21 +357,19 @@ class Preemptor:
                 curves[node] = curve
         ranked: list[tuple[float, int, list[Item]]] = []
         required = LEVELS.index(ask.required) if ask.required is not None else len(LEVELS)
-        if required == len(LEVELS) or frame.has_level[ask.required or "leaf"].any():
-            single = [
-                (sum(i.cost for i in curve[ask.n_replicas - 1][1]), 0, list(curve[ask.n_replicas - 1][1]))
-                for node, curve in sorted(curves.items())
-                if len(curve) >= ask.n_replicas
-                and (ask.required is None or frame.has_level[ask.required][node])
-            ]
-            ranked += sorted(single, key=lambda s: s[0])[: _MOST_DOMAINS * 2]
+        whole = [
+            curve[ask.n_replicas - 1][1]
+            for _, curve in sorted(curves.items())
+            if len(curve) >= ask.n_replicas
+        ]
+        single = [(_cost(items), 0, list(items)) for items in whole]
+        ranked += sorted(single, key=lambda s: s[0])[: _MOST_DOMAINS * 2]
         if ask.n_replicas > 1:
             for depth in range(min(required, len(LEVELS) - 1) + 1):
                 ids: IntArray = frame.level[LEVELS[depth]]
                 inside: dict[int, list[int]] = {}
                 for node in sorted(curves):
-                    if ask.required is None or frame.has_level[ask.required][node]:
-                        inside.setdefault(int(ids[node]), []).append(node)
+                    inside.setdefault(int(ids[node]), []).append(node)
                 for nodes in inside.values():
                     self._cheapest(nodes, curves, ask.n_replicas, depth + 1, ranked)
             if required == len(LEVELS):
@@ -400,7 +400,7 @@ class Preemptor:
         for node, r in taken.items():
             for item in curves[node][r - 1][1]:
                 chosen[id(item)] = item
-        ranked.append((sum(item.cost for item in chosen.values()), level, list(chosen.values())))
+        ranked.append((_cost(chosen.values()), level, list(chosen.values())))
 
 
 class _Trial:
@@ -435,7 +435,8 @@ class _Trial:
         try:
             if any(calendar.overdrawn(rest.charge.nodes, since_s, rest.end_s) for rest, since_s in late):
                 return False
-            found: Found | None = walk.fit(self.gang, self.kind, calendar.now, self.duration_s, named=False)
+            # Just as it will be asked for when they are gone.
+            found: Found | None = walk.fit(self.gang, self.kind, calendar.now, self.duration_s, named=True)
             return found is not None
         finally:
             calendar.lift(put)

@@ -36,13 +36,12 @@ def relative_rate(gang: Gang, sizes: Sequence[int]) -> float:
     """
     if not gang.is_elastic:
         return 1.0
-    share = min(
-        n / ask.n_replicas for n, ask in zip(sizes, gang.shape.asks, strict=True) if ask.least != ask.most
-    )
-    if not gang.scaling:
-        return share
-    n = min(n for n, ask in zip(sizes, gang.shape.asks, strict=True) if ask.least != ask.most)
-    return rate_at(gang.scaling, n)
+    elastic = [
+        (n, ask.n_replicas) for n, ask in zip(sizes, gang.shape.asks, strict=True) if ask.least != ask.most
+    ]
+    if gang.scaling:
+        return rate_at(gang.scaling, min(n for n, _ in elastic))
+    return min(n / preferred for n, preferred in elastic)
 
 
 def end_after(running: Running, placing: Placing, now_s: float) -> float:
