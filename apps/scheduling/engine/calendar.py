@@ -5,10 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from apps.scheduling.engine.facts import NONE, Booking, BoolArray, FloatArray, Gang, IntArray, Snapshot
+from apps.scheduling.engine.facts import (
+    NONE,
+    Booking,
+    BoolArray,
+    FloatArray,
+    Gang,
+    IntArray,
+    Placing,
+    Running,
+    Shape,
+    Snapshot,
+)
 from apps.scheduling.engine.frame import Frame
 from apps.scheduling.engine.kernels import advance, seek
 from apps.scheduling.engine.quota import QuotaTree
@@ -126,6 +138,23 @@ class Held:
     position: int  # of its charge in what comes; NONE: it never gives back by itself
 
 
+_Charged = tuple[Placing, Shape, int, Charge]
+_CHARGED: WeakKeyDictionary[Frame, dict[int, _Charged]] = WeakKeyDictionary()
+
+
+def _charges_of(frame: Frame, running: Sequence[Running]) -> list[Charge]:
+    """What each running job holds. Most hold what they held in the last pass, and that is not counted again."""
+    before, now = _CHARGED.get(frame, {}), dict[int, _Charged]()
+    for one in running:
+        gang, placing = one.gang, one.placing
+        known = before.get(gang.id)
+        if known is None or known[0] is not placing or known[1] is not gang.shape or known[2] != gang.team:
+            known = (placing, gang.shape, gang.team, charge_of(frame, gang, placing))
+        now[gang.id] = known
+    _CHARGED[frame] = now
+    return [now[one.gang.id][-1] for one in running]
+
+
 class Calendar:
     """The present state, and how it changes by itself.
 
@@ -147,8 +176,8 @@ class Calendar:
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
         self.held: dict[int, Held] = {}  # by job: what running work holds, and until when
-        for running in snapshot.running:
-            charge = charge_of(frame, running.gang, running.placing)
+        charges = _charges_of(frame, snapshot.running)
+        for running, charge in zip(snapshot.running, charges, strict=True):
             allowed = self.allowed(running.gang)
             self.now.charge(frame, tree, charge, 1, allowed)
             end_s = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
