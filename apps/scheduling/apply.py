@@ -18,13 +18,13 @@ from apps.jobs.lifecycle import State
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
 from apps.scheduling.engine.facts import Evict, Facility, Gang, Placing, Plan, Reserve, Start, Wait
-from apps.scheduling.models import Fence, Forecast, Reason, TeamUse
+from apps.scheduling.models import Earmark, Forecast, Reason, TeamUse
 from apps.scheduling.snapshot import Taken, instant, rule_versions
 
 STARTS_AT_ONCE: Final = 500  # a transaction
 REASONS_AT_ONCE: Final = 20_000  # a pass; the rest is written by the passes after it
 _RENEWED_PER_S: Final = 2000.0
-FENCED_FOR: Final = timedelta(hours=2)  # longer than any time to write a checkpoint
+EARMARKED_FOR: Final = timedelta(hours=2)  # longer than any time to write a checkpoint
 USE_EVERY: Final = timedelta(seconds=60)
 # Places behind this one move with every start; telling each step to the database would cost more than planning.
 _NEAR: Final = 200
@@ -53,7 +53,7 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     at_once = []
     for start in plan.starts:
         if start.job_id in makes_room:
-            why_not = _fence(taken, start, makes_room[start.job_id], pass_id=pass_id, at=at)
+            why_not = _earmark(taken, start, makes_room[start.job_id], pass_id=pass_id, at=at)
             if why_not:
                 stale.append((start.job_id, why_not))
         else:
@@ -62,8 +62,8 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
         outcomes = _start(taken, starts, pass_id=pass_id, at=at)
         n_started += len(outcomes.allocations)
         stale += outcomes.stale
-    if taken.snapshot.fences:
-        Fence.objects.exclude(job__state=State.QUEUED, expires_at__gt=at).delete()
+    if taken.snapshot.earmarks:
+        Earmark.objects.exclude(job__state=State.QUEUED, expires_at__gt=at).delete()
     cancelled = set(taken.never_satisfied)
     waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
     reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
@@ -91,7 +91,7 @@ def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime)
 
 
 @transaction.atomic
-def _fence(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id: int, at: datetime) -> str:
+def _earmark(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id: int, at: datetime) -> str:
     """Ask the victims to leave, and keep their place for the job; it starts there when all of them are gone."""
     if _rules_have_changed(taken):
         return _CHANGED
@@ -104,8 +104,8 @@ def _fence(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id: i
         [share.group, int(node_id[share.node]), share.n_replicas, list(share.devices), share.share_steps]
         for share in start.placing
     ]
-    Fence.objects.update_or_create(
-        job_id=start.job_id, defaults={"made_at": at, "expires_at": at + FENCED_FOR, "shares": shares}
+    Earmark.objects.update_or_create(
+        job_id=start.job_id, defaults={"made_at": at, "expires_at": at + EARMARKED_FOR, "shares": shares}
     )
     return ""
 

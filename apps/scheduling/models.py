@@ -46,10 +46,10 @@ class Pass(models.Model):
         ordering = ["-id"]
 
 
-class Fence(models.Model):
+class Earmark(models.Model):
     """Devices that others give up for a job: it starts there as soon as all of them are free, and nobody else does."""
 
-    job = models.OneToOneField(Job, models.CASCADE, primary_key=True, related_name="fence")
+    job = models.OneToOneField(Job, models.CASCADE, primary_key=True, related_name="earmark")
     made_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     shares = models.JSONField(
@@ -58,7 +58,7 @@ class Fence(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=Q(made_at__lt=F("expires_at")), name="fence_runs_forward")
+            models.CheckConstraint(condition=Q(made_at__lt=F("expires_at")), name="earmark_runs_forward")
         ]
 
 

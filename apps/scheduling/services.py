@@ -190,7 +190,7 @@ class Preview:
     reason: Mapping[str, Any] | None = None
     why: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
-    displaces: tuple[int, ...] = ()  # jobs that would start now without it, and would not with it
+    displaces: tuple[int, ...] = ()  # jobs that would give way to it, or start now without it and not with it
 
 
 def preview(*, request: JobRequest, actor: User, at: datetime) -> Preview:
@@ -234,7 +234,8 @@ def _displaced(taken: Taken, plan: Plan) -> tuple[int, ...]:
     others = tuple(gang for gang in taken.snapshot.queue if gang.id > PREVIEW_ID)
     without = planner.plan(replace(taken.snapshot, queue=others), replace(taken.policy, explain=False))
     with_it = {start.job_id for start in plan.starts}
-    return tuple(start.job_id for start in without.starts if start.job_id not in with_it)
+    evicted = tuple(evict.job_id for evict in plan.evictions if evict.for_job_id == PREVIEW_ID)
+    return evicted + tuple(start.job_id for start in without.starts if start.job_id not in with_it)
 
 
 def reason_as_json(wait: Wait) -> dict[str, Any]:

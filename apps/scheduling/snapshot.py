@@ -373,7 +373,7 @@ class _Reader:
             teams=tuple(self.teams),
             bookings=self.bookings,
             quota_is_checked=bool(self.teams),
-            fences=self.read_fences(),
+            earmarks=self.read_earmarks(),
         )
         return Taken(
             snapshot=snapshot,
@@ -877,12 +877,13 @@ class _Reader:
                 shares[allocation_id].append(Share(group, node, n_replicas, tuple(devices), steps))
         return {allocation_id: tuple(found) for allocation_id, found in shares.items()}
 
-    def read_fences(self) -> tuple[Reserve, ...]:
+    def read_earmarks(self) -> tuple[Reserve, ...]:
         """Places that others give up for jobs which still wait."""
-        fences = []
+        earmarks = []
         for job_id, shares in self.rows(
-            "SELECT fence.job_id, fence.shares FROM scheduling_fence fence JOIN jobs_job job ON job.id = fence.job_id"
-            " WHERE job.state = 'queued' AND fence.expires_at > %s ORDER BY fence.made_at, fence.job_id",
+            "SELECT earmark.job_id, earmark.shares FROM scheduling_earmark earmark"
+            " JOIN jobs_job job ON job.id = earmark.job_id"
+            " WHERE job.state = 'queued' AND earmark.expires_at > %s ORDER BY earmark.made_at, earmark.job_id",
             self.at,
         ):
             placing = tuple(
@@ -891,8 +892,8 @@ class _Reader:
                 if node_id in self.node_at
             )
             if placing:
-                fences.append(Reserve(job_id, self.at_s, placing))
-        return tuple(fences)
+                earmarks.append(Reserve(job_id, self.at_s, placing))
+        return tuple(earmarks)
 
     # Use
 

@@ -37,7 +37,9 @@ class PreviewOut(Out):
     rank: int | None
     reason: WaitOut | None
     why: dict[str, Any]
-    displaces: list[int] = Field(description="Jobs that would start now without it, and would not with it.")
+    displaces: list[int] = Field(
+        description="Jobs that would give way to it, and those that would start now without it and not with it."
+    )
 
     @classmethod
     def of(cls, preview: Preview) -> "PreviewOut":

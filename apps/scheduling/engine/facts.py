@@ -280,7 +280,7 @@ class Snapshot:
     promises: tuple["Reserve", ...] = ()  # of the last pass, for a policy that keeps them
     ended_early: bool = True  # something gave back before it was expected to: promises may move earlier
     quota_is_checked: bool = True  # False: no teams at all
-    fences: tuple[
+    earmarks: tuple[
         "Reserve", ...
     ] = ()  # places that were freed for jobs that wait until the last of it is given back
     datasets: tuple[Dataset, ...] = ()

@@ -119,7 +119,7 @@ class Pass:
         shortest = self.policy.backfill_order == "shortest" and depth is not None
         kept = self._keep_promises() if self.policy.keeps_promises else {}
         promised = {reserve.job_id: reserve for reserve in self.snapshot.promises}
-        fenced = self._take_fences()
+        earmarked = self._take_earmarks()
         position = 0
         while position < len(pending):
             rank, gang = pending[position]
@@ -129,8 +129,8 @@ class Pass:
                 pending[position - 1 :] = sorted(pending[position - 1 :], key=lambda p: p[1].limit_s)
                 rank, gang = pending[position - 1]
                 shortest = False
-            if gang.id in fenced:
-                if fenced[gang.id]:
+            if gang.id in earmarked:
+                if earmarked[gang.id]:
                     blocked.append((rank, gang))
                 continue
             own = explain.own_reason(self, gang, rank)
@@ -208,15 +208,15 @@ class Pass:
                 )
         return kept
 
-    def _take_fences(self) -> dict[int, bool]:
+    def _take_earmarks(self) -> dict[int, bool]:
         """Places that were freed for jobs: a job whose place is free starts there, the others keep theirs promised.
 
         Returns:
             By job, whether it still waits.
         """
         gangs = {gang.id: gang for gang in self.snapshot.queue}
-        fenced: dict[int, bool] = {}
-        for reserve in self.snapshot.fences:
+        earmarked: dict[int, bool] = {}
+        for reserve in self.snapshot.earmarks:
             gang = gangs.get(reserve.job_id)
             if (
                 gang is None
@@ -224,11 +224,11 @@ class Pass:
                 or not self.snapshot.is_usable[[s.node for s in reserve.placing]].all()
             ):
                 continue
-            found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "fenced")
+            found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "earmarked")
             charge = charge_of(self.frame, gang, reserve.placing)
             if self.calendar.has_free(charge):
                 self._start(gang, Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s)))
-                fenced[gang.id] = False
+                earmarked[gang.id] = False
                 continue
             nodes = {share.node for share in reserve.placing}
             start_s = max(
@@ -244,8 +244,8 @@ class Pass:
                 continue  # somebody else is there: it looks for a place as any other job does
             self.calendar.promise(gang, charge, start_s, self._exact_end_s(gang, found, start_s))
             self.reserves.append(Reserve(gang.id, start_s, reserve.placing))
-            fenced[gang.id] = True
-        return fenced
+            earmarked[gang.id] = True
+        return earmarked
 
     # -- one gang ---------------------------------------------------------------------------------------------------
 

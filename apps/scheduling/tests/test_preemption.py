@@ -5,9 +5,9 @@ import pytest
 from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job, StopCause
-from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
+from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, request, team
 from apps.scheduling import apply, services, snapshot
-from apps.scheduling.models import Fence, Pass
+from apps.scheduling.models import Earmark, Pass
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,7 +37,7 @@ def test_a_lower_priority_gives_way_and_nobody_else_takes_the_place():
     assert Job.objects.get(pk=low.pk).state == State.PREEMPTING
     assert (victim.desired_state, victim.stop_cause) == ("stop", StopCause.PREEMPTION)
     assert Job.objects.get(pk=high.pk).state == State.QUEUED
-    assert Fence.objects.get().job_id == high.pk
+    assert Earmark.objects.get().job_id == high.pk
     # A small one would fit for a moment, but not before the place is free; and then it is the other's.
     small = job(ours, me, devices=1, time_limit=3000.0, at=later(121))
     services.run_pass(at=later(121))
@@ -51,7 +51,7 @@ def test_a_lower_priority_gives_way_and_nobody_else_takes_the_place():
     assert (again.state, again.n_preemptions) == (State.QUEUED, 1)
     assert not Pass.objects.filter(is_refused=True).exists()
     services.run_pass(at=later(126))
-    assert not Fence.objects.exists()
+    assert not Earmark.objects.exists()
 
 
 def test_a_pass_that_runs_twice_asks_nobody_twice():
@@ -64,7 +64,7 @@ def test_a_pass_that_runs_twice_asks_nobody_twice():
         services.run_pass(at=later(second))
 
     assert Allocation.objects.filter(job=low).count() == 1
-    assert Fence.objects.count() == 1
+    assert Earmark.objects.count() == 1
     assert not Pass.objects.filter(is_refused=True).exists()
 
 
@@ -77,10 +77,10 @@ def test_what_is_not_to_be_preempted_stays():
 
     assert Job.objects.get(pk=low.pk).state == State.RUNNING
     assert Job.objects.get(pk=high.pk).state == State.QUEUED
-    assert not Fence.objects.exists()
+    assert not Earmark.objects.exists()
 
 
-def test_a_fence_goes_with_the_job_it_was_made_for():
+def test_an_earmark_goes_with_the_job_it_was_made_for():
     fleet(1, 4), (ours := team())
     me = person(ours)
     running(ours, me, devices=4, time_limit=6000.0)
@@ -92,3 +92,15 @@ def test_a_fence_goes_with_the_job_it_was_made_for():
     services.run_pass(at=later(125))
 
     assert Job.objects.get(pk=other.pk).state == State.STARTING
+
+
+def test_a_preview_names_who_would_give_way():
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    low = running(ours, me, devices=4, time_limit=6000.0)
+    told = services.preview(
+        request=request(ours, devices=4, priority=5, time_limit=600.0), actor=me, at=later(120)
+    )
+
+    assert (told.would_start, told.displaces) == (True, (low.pk,))
+    assert Job.objects.get(pk=low.pk).state == State.RUNNING

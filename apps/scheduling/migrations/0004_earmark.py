@@ -13,15 +13,15 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='Fence',
+            name='Earmark',
             fields=[
-                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='fence', serialize=False, to='jobs.job')),
+                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='earmark', serialize=False, to='jobs.job')),
                 ('made_at', models.DateTimeField()),
                 ('expires_at', models.DateTimeField()),
                 ('shares', models.JSONField(help_text='[group, node id, replicas, device indices, millionths of each device].')),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('made_at__lt', models.F('expires_at'))), name='fence_runs_forward')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('made_at__lt', models.F('expires_at'))), name='earmark_runs_forward')],
             },
         ),
     ]
