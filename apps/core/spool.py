@@ -27,3 +27,19 @@ def file_lock(path: Path, lay_out: Callable[[], object], *, called: str) -> Iter
         yield
     finally:
         os.close(lock)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds a file's lock; not, where there is no such file."""
+    try:
+        lock = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)

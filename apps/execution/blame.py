@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from apps.execution.backends.base import EndReason, Seen
 from apps.execution.reconcile import ReportEnded
@@ -33,9 +34,12 @@ def kind_of(action: ReportEnded, run: Seen | None, ran_s: float | None) -> Failu
     return None
 
 
+COUNTED: Final = ("start_failed", "node_lost", "failed")  # other ends are nobody's fault
+
+
 def count_against_nodes(action: ReportEnded, run: Seen | None, at: datetime) -> None:
     """Count an end that was just told to the ledger against the nodes whose fault it may be."""
-    if action.outcome not in ("start_failed", "node_lost", "failed"):
+    if action.outcome not in COUNTED:
         return
     facts = (
         Allocation.objects.filter(pk=action.allocation_id, ended_at__isnull=False)

@@ -223,7 +223,8 @@ def _report_one(action: ReportStarted | ReportEnded, run: Seen | None, at: datet
         exit_code=action.exit_code,
         message=message,
     )
-    _count(action, run, at)
+    if action.outcome in blame.COUNTED:
+        _count(action, run, at)
 
 
 def _count(action: ReportEnded, run: Seen | None, at: datetime) -> None:

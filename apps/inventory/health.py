@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from statistics import median
 from typing import Final
 
 from apps.inventory.models import FailureKind, Health
@@ -221,10 +222,7 @@ PACES_KEPT_FOR: Final = timedelta(days=30)
 
 def estimate(relative_speeds: Sequence[float]) -> float:
     """A node's speed as a share of what it was declared, from what several jobs saw (the median)."""
-    ordered = sorted(relative_speeds)
-    middle = len(ordered) // 2
-    median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    return round(min(max(median, SLOWEST), 1.0), 2)
+    return round(min(max(median(relative_speeds), SLOWEST), 1.0), 2)
 
 
 def recovered(measured_speed: float) -> float:

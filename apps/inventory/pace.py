@@ -41,7 +41,8 @@ def note_paces(*, allocation_id: int, job_id: int, paces: Mapping[int, Pace], at
     if not locked:
         return []
     _keep(locked, allocation_id, job_id, paces, at)
-    return [node for node in locked.values() if _judge(node, paces[node.pk], at)]
+    rows = _evidence(locked, at)
+    return [node for node in locked.values() if _judge(node, paces[node.pk], rows[node.pk], at)]
 
 
 def _keep(
@@ -67,8 +68,7 @@ def _bounded(relative_speed: float) -> float:
     return min(max(relative_speed, 1e-6), 1.0)
 
 
-def _judge(node: Node, pace: Pace, at: datetime) -> bool:
-    rows = _evidence(node, at)
+def _judge(node: Node, pace: Pace, rows: Sequence[PaceReading], at: datetime) -> bool:
     if not pace.is_slow:
         is_fresh = any(at - row.at < health.RECOVERY_EVERY for row in rows)
         return not is_fresh and _recover(node, at)
@@ -83,13 +83,17 @@ def _judge(node: Node, pace: Pace, at: datetime) -> bool:
     return True
 
 
-def _evidence(node: Node, at: datetime) -> list[PaceReading]:
+def _evidence(locked: Mapping[int, Node], at: datetime) -> dict[int, list[PaceReading]]:
+    """By node, what counts against it, the latest first."""
+    found: dict[int, list[PaceReading]] = {node_id: [] for node_id in locked}
     rows = PaceReading.objects.filter(
-        node=node, slow_since_at__isnull=False, at__gt=at - health.PACES_COUNTED_FOR
+        node__in=locked, slow_since_at__isnull=False, at__gt=at - health.PACES_COUNTED_FOR
     )
-    if node.judged_from_at is not None:
-        rows = rows.filter(at__gt=node.judged_from_at)
-    return list(rows.order_by("-at", "-id"))
+    for row in rows.order_by("-at", "-id"):
+        since = locked[row.node_id].judged_from_at
+        if since is None or row.at > since:
+            found[row.node_id].append(row)
+    return found
 
 
 def _is_straggler(rows: Sequence[PaceReading], at: datetime) -> bool:

@@ -7,7 +7,7 @@ neither the step nor the last checkpoint ever goes back.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from django.db import transaction
@@ -60,6 +60,7 @@ def note_progress(*, job_id: int, post: Post, at: datetime, is_listed: bool = Fa
     row, _ = Progress.objects.select_for_update(no_key=True).get_or_create(
         allocation=allocation, defaults={"first_at": at, "at": at}
     )
+    row.allocation = allocation  # at hand already: who answers with the row need not ask for it
     row.n_posts += 1
     row.at = max(row.at, at)
     if checkpoint_at is not None:
@@ -96,7 +97,7 @@ def _believable(checkpoint_at: datetime | None, allocation: Allocation, at: date
         raise InvalidInput.of("checkpoint_at", "must not lie in the future", "out_of_range")
     if checkpoint_at < allocation.bound_at - _CLOCKS_DIFFER:
         raise InvalidInput.of("checkpoint_at", "must not lie before this attempt began", "out_of_range")
-    return min(checkpoint_at, at)
+    return min(checkpoint_at, at).astimezone(UTC)
 
 
 def _require_ranks(post: Post, n_ranks: int, *, is_listed: bool) -> None:
@@ -166,16 +167,13 @@ def _judge(row: Progress, allocation: Allocation, members: Sequence[Member], at:
     if not found:
         return
     row.judged_at = at
-    paces: dict[int, pace.Pace] = {}
+    by_node: dict[int, list[Judgement]] = defaultdict(list)
     for one in found:
-        node_id = members[one.rank].node_id
-        known = paces.get(node_id)
-        if known is None or one.relative_speed < known.relative_speed:
-            paces[node_id] = pace.Pace(
-                one.relative_speed, one.is_slow or (known is not None and known.is_slow)
-            )
-        elif one.is_slow and not known.is_slow:
-            paces[node_id] = pace.Pace(known.relative_speed, is_slow=True)
+        by_node[members[one.rank].node_id].append(one)
+    paces = {
+        node_id: pace.Pace(min(one.relative_speed for one in of), any(one.is_slow for one in of))
+        for node_id, of in by_node.items()
+    }
     pace.note_paces(allocation_id=allocation.pk, job_id=allocation.job_id, paces=paces, at=at)
 
 

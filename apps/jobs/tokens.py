@@ -5,7 +5,6 @@ one, though only its digest is kept. A site that changes its key makes no other 
 """
 
 import base64
-import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -26,7 +25,7 @@ def issue(*, allocations: Sequence[Allocation], at: datetime) -> dict[int, str]:
     secrets = {one.pk: _secret_of(one) for one in allocations}
     AllocationToken.objects.bulk_create(
         [
-            AllocationToken(allocation_id=id_, digest=_digest(secret), created_at=at)
+            AllocationToken(allocation_id=id_, digest=teams.digest_of(secret), created_at=at)
             for id_, secret in secrets.items()
         ],
         ignore_conflicts=True,
@@ -40,7 +39,7 @@ def authenticate(secret: str, at: datetime) -> tuple[User, Any] | None:
         return teams.authenticate_token(secret, at)
     token = (
         AllocationToken.objects.select_related("allocation__job__user")
-        .filter(digest=_digest(secret), allocation__ended_at=None)
+        .filter(digest=teams.digest_of(secret), allocation__ended_at=None)
         .first()
     )
     if token is None or not token.allocation.job.user.is_active:
@@ -58,8 +57,3 @@ def _secret_of(allocation: Allocation) -> str:
     text = f"{allocation.pk}:{allocation.fence}"
     digest = salted_hmac("switchyard.allocation-token", text, algorithm="sha256").digest()
     return PREFIX + base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-def _digest(secret: str) -> str:
-    # A secret of 256 bits needs no slow hash: there is nothing to guess.
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

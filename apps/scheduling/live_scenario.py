@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import cached_property
 from math import inf, isfinite
 from typing import Any, Final
 
@@ -309,7 +310,9 @@ class _Teller:
 
     # Teams, reservations, policy
 
-    def _parents_with_jobs(self) -> frozenset[int]:
+    @cached_property
+    def parents_with_jobs(self) -> frozenset[int]:
+        """Teams with sub-teams that have jobs of their own."""
         parents = {team.parent for team in self.snapshot.teams} - {NONE}
         gangs = [*self.snapshot.queue, *(run.gang for run in self.snapshot.running)]
         return frozenset(parents & {gang.team for gang in gangs})
@@ -317,7 +320,7 @@ class _Teller:
     def _teams(self) -> list[Row]:
         """The tree; of a team with sub-teams, jobs of its own and what it kept back go to a leaf below it."""
         names = [kind.name for kind in self.facility.kinds]
-        split = self._parents_with_jobs()
+        split = self.parents_with_jobs
         rows = []
         for position, team in enumerate(self.snapshot.teams):
             row: Row = {"name": team.name, "weight": team.weight}
@@ -339,7 +342,7 @@ class _Teller:
 
     def _leaf_name(self, position: int) -> str:
         name = self.snapshot.teams[position].name
-        if position not in self._parents_with_jobs():
+        if position not in self.parents_with_jobs:
             return name
         return name[: 120 - len(ITSELF)] + ITSELF
 

@@ -250,12 +250,17 @@ def reason_as_json(wait: Wait) -> dict[str, Any]:
 # Samples -----------------------------------------------------------------------------------------------------------
 
 
-@transaction.atomic
 def roll_up(*, at: datetime) -> None:
     """Keep one sample a minute of what devices do and of what the domains are modelled to draw. Twice is once."""
+    # By itself: within a transaction a picture is that transaction's, and nothing of it can be remembered.
+    taken = take_snapshot(at)
+    _keep_samples(taken, at)
+
+
+@transaction.atomic
+def _keep_samples(taken: Taken, at: datetime) -> None:
     _forget_old(at)
     minute = at.replace(second=0, microsecond=0)
-    taken = take_snapshot(at)
     UtilizationSample.objects.bulk_create(_samples(taken, minute), ignore_conflicts=True)
     facility = taken.snapshot.facility
     if not facility.n_nodes:

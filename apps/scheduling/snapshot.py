@@ -77,7 +77,6 @@ class Taken:
     left_out: tuple[Wait, ...]  # waiting jobs that no plan can start, because their reservation is over
     use_since: datetime | None  # stored use is as of then
     gangs: Mapping[int, Gang]  # of the queue, by job id
-    placing_of: Mapping[int, Placing]  # of open allocations, by job id
 
 
 def seconds(at: datetime) -> float:
@@ -390,7 +389,6 @@ class _Reader:
             left_out=left_out,
             use_since=use_since,
             gangs=gangs,
-            placing_of={job_id: held.running.placing for job_id, held in memory.held.items()},
         )
 
     def _candidates(self, candidates: Sequence[JobRequest]) -> list[Gang]:

@@ -31,6 +31,7 @@ from apps.simulation.scenario import (
     Quota,
     ScenarioError,
     WattsOrZero,
+    node_names,
 )
 
 Row = dict[str, Any]
@@ -292,12 +293,16 @@ class Changed:
             name
             for row in self._list("facility", "nodes")
             if any(row.get(place) in below for place in _PLACES)
-            for name in _names_of(row)
+            for name in node_names(row["name"], row.get("count"))
         ]
 
     def _lose(self, change: Lose) -> None:
         if change.nodes is not None:
-            known = {name for row in self._list("facility", "nodes") for name in _names_of(row)}
+            known = {
+                name
+                for row in self._list("facility", "nodes")
+                for name in node_names(row["name"], row.get("count"))
+            }
             names = change.nodes
             for place, name in enumerate(names):
                 if name not in known:
@@ -369,9 +374,3 @@ class Changed:
 def _given(row: Strict) -> Row:
     """What was written of a row, and nothing else."""
     return row.model_dump(mode="json", exclude_unset=True)
-
-
-def _names_of(row: Mapping[str, Any]) -> list[str]:
-    if "count" not in row:
-        return [row["name"]]
-    return [f"{row['name']}-{number:04d}" for number in range(1, row["count"] + 1)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from fractions import Fraction
-from math import inf
+from math import ceil, inf
 from typing import Any, Final
 
 import numpy as np
@@ -493,29 +493,21 @@ class Simulation:
         self.ledger.staging(life.placing, min(now, life.since) - max(life.started, life.sized))
         elapsed = max(ZERO, now - life.since)
         saved_at = attempt.saved_at_s(elapsed)
-        whole = attempt.split(elapsed, is_lost=False)
-        safe = (
-            attempt.split(saved_at, is_lost=False) if saved_at is not None else Split(ZERO, ZERO, ZERO, ZERO)
-        )
-        keeps_all = is_over and not is_lost
-        for placing, speed, split in life.unsaved:
-            is_kept = keeps_all or saved_at is not None
-            if is_kept or is_over:
+        is_kept = saved_at is not None or (is_over and not is_lost)
+        if is_kept or is_over:
+            for placing, speed, split in life.unsaved:
                 self.ledger.attempt(placing, speed, split if is_kept else _lost(split))
-            if not is_kept and is_over:
-                life.lost_step_s += split.total_s * _steps(placing)
-        if keeps_all or saved_at is not None or is_over:
+                if not is_kept:
+                    life.lost_step_s += split.total_s * _steps(placing)
             life.unsaved.clear()
-        if keeps_all:
-            self.ledger.attempt(life.placing, life.speed, whole)
+        if is_over:
+            split = attempt.split(elapsed, is_lost=is_lost)
+            life.lost_step_s += split.rework_s * _steps(life.placing)
         else:
-            self.ledger.attempt(life.placing, life.speed, safe)
-            rest = whole - safe
-            if is_over:
-                self.ledger.attempt(life.placing, life.speed, _lost(rest))
-                life.lost_step_s += rest.total_s * _steps(life.placing)
-            else:
-                life.unsaved.append((life.placing, life.speed, rest))
+            split = attempt.split(saved_at or ZERO, is_lost=False)
+            rest = attempt.split(elapsed, is_lost=False) - split
+            life.unsaved.append((life.placing, life.speed, rest))
+        self.ledger.attempt(life.placing, life.speed, split)
         life.ran_s += elapsed
         life.done_s += attempt.saved_work_s(elapsed)
         if not is_lost:
@@ -806,13 +798,13 @@ class Simulation:
             life.code, life.reason = wait.code, wait.sentence
         for reserve in plan.reserves:
             life = self.lives[reserve.job_id]
-            promised = (reserve.start_s, reserve.placing)
+            promised = (_rounded_up(reserve.start_s), reserve.placing)
             if life.promised != promised:
                 life.promised = promised
                 self._say(
                     "reserve",
                     life.job,
-                    expected_start=_number(reserve.start_s),
+                    expected_start=_number(promised[0]),
                     placement=self.placement(life.job, reserve.placing),
                 )
         self._look_again(plan.next_boundary_s)
@@ -858,6 +850,11 @@ def _steps(placing: Placing) -> int:
 def _lost(split: Split) -> Split:
     """The same time, all of it to be done again."""
     return Split(ZERO, ZERO, ZERO, split.total_s)
+
+
+def _rounded_up(at_s: float) -> float:
+    """To a billionth of a second: an end that is no finite number must not make a promise late by its last digit."""
+    return float(Fraction(ceil(exact(at_s) * 10**9), 10**9))
 
 
 def _number(value: float) -> int | float:

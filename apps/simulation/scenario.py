@@ -129,6 +129,14 @@ class DomainRow(Strict):
         return frozenset({"parent", "power_limit_w"})
 
 
+def node_names(name: str, count: int | None) -> Iterator[str]:
+    """Names of the nodes that one row stands for: its own, or numbered from 0001."""
+    if count is None:
+        yield name
+    else:
+        yield from (f"{name}-{number:04d}" for number in range(1, count + 1))
+
+
 class NodeRow(Strict):
     """One node, or `count` nodes that differ in nothing but their number."""
 
@@ -152,10 +160,7 @@ class NodeRow(Strict):
 
     def names(self) -> Iterator[str]:
         """The nodes' names: the row's own, or numbered from 0001."""
-        if self.count is None:
-            yield self.name
-        else:
-            yield from (f"{self.name}-{number:04d}" for number in range(1, self.count + 1))
+        yield from node_names(self.name, self.count)
 
 
 class TeamRow(Strict):

@@ -1,8 +1,22 @@
 """What a right scenario may ask for that this version does not do yet. Refused by name, never ignored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from apps.simulation.scenario import CancelDemandResponse, DemandResponse, Scenario
+
+
+class NotSupported(Exception):
+    """A right scenario asks for what is not there yet; carries the names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"not supported yet: {', '.join(names)}")
+        self.names = tuple(names)
+
+
+def require_supported(scenario: Scenario) -> None:
+    """Raise NotSupported, with the names, for a scenario that asks for what is not there yet."""
+    if names := unsupported_in(scenario):
+        raise NotSupported(names)
 
 
 def unsupported_in(scenario: Scenario) -> tuple[str, ...]:

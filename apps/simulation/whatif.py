@@ -18,7 +18,7 @@ from apps.simulation.changes import Changed, read_changes
 from apps.simulation.loop import Engine, Outcome, simulate
 from apps.simulation.replay.metrics import element_at, mean
 from apps.simulation.scenario import Scenario, ScenarioError, check_scenario
-from apps.simulation.unsupported import unsupported_in
+from apps.simulation.unsupported import require_supported
 from apps.simulation.world import build_world
 
 BASE, WHAT_IF = "base", "what_if"
@@ -27,14 +27,6 @@ PASS_INTERVAL_S: Final = 60.0
 
 Progress = Callable[[str, int, int], object]  # which run, jobs that came to an end, jobs in all
 Row = dict[str, Any]
-
-
-class NotSupported(Exception):
-    """The scenario asks for what simulations do not do yet."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(f"not supported yet: {', '.join(names)}")
-        self.names = tuple(names)
 
 
 @dataclass(frozen=True)
@@ -149,17 +141,18 @@ def compare(
     bounded = dict(scenario) if until is None else {**scenario, "until": until}
     asked = read_changes(changes)
     base_scenario = _checked(bounded)
-    changed = Changed(bounded)
-    changed.carry_out(asked)
-    other_scenario = None
+    other_scenario, added_jobs = None, list[str]()
     if asked:
+        changed = Changed(bounded)
+        changed.carry_out(asked)
+        added_jobs = changed.added_jobs
         try:
             other_scenario = _checked(changed.scenario)
         except ScenarioError as error:
             raise changed.blame(error) from None
     base = _run(base_scenario, BASE, on_progress)
     other = None if other_scenario is None else _run(other_scenario, WHAT_IF, on_progress)
-    names = [row.name for row in base_scenario.jobs if row.running is None] + changed.added_jobs
+    names = [row.name for row in base_scenario.jobs if row.running is None] + added_jobs
     pairs = [
         JobPair(
             name,
@@ -174,9 +167,7 @@ def compare(
 
 def _checked(scenario: Mapping[str, Any]) -> Scenario:
     checked = check_scenario(scenario)
-    missing = unsupported_in(checked)
-    if missing:
-        raise NotSupported(missing)
+    require_supported(checked)
     return checked
 
 

@@ -101,7 +101,7 @@ def _begin(transfer: Transfer, at: datetime, free: int) -> int:
 
 def _leave_other_place(transfer: Transfer, route: Route, at: datetime) -> None:
     """A store that moved between two attempts: what lies half-done in the old place is taken away."""
-    if not transfer.mover or (transfer.mover, transfer.target_uri) == (route.mover, route.target.uri):
+    if not transfer.mover or (transfer.mover, transfer.target_uri) == (route.mover, route.target_uri):
         return
     _tidy(transfer, at)
     transfer.key = Transfer._meta.get_field("key").get_default()
@@ -120,7 +120,7 @@ def _note_attempt(transfer: Transfer, route: Route, at: datetime) -> bool:
         return False
     transfer.mover, transfer.is_simulated = route.mover, route.is_simulated
     transfer.from_domain_id = route.from_domain_id
-    transfer.source_uri, transfer.target_uri = route.source.uri, route.target.uri
+    transfer.source_uri, transfer.target_uri = route.source_uri, route.target_uri
     transfer.handle = choice.mover_named(route.mover).handle_of(transfer.key)
     transfer.attempts += 1
     transfer.next_attempt_at, transfer.seen_at, transfer.bytes_per_s = None, at, None

@@ -8,7 +8,7 @@ from apps.core.errors import DomainError
 from apps.inventory.models import Backend, Domain, Node
 from apps.staging.models import Copy, Dataset, Store
 from apps.staging.movers import choice
-from apps.staging.movers.base import GIB, Place
+from apps.staging.movers.base import GIB
 from apps.staging.movers.places import BadAddress, joined, require_within
 
 DEFAULT_RATE_GIB_PER_S: Final = 1.0
@@ -26,10 +26,9 @@ class Route:
 
     mover: str
     from_domain_id: int | None
-    source: Place
-    target: Place
+    source_uri: str  # empty, as the target, where it is played
+    target_uri: str
     rate_gib_per_s: float
-    most_gib_per_s: float | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -49,8 +48,7 @@ def route_to(dataset: Dataset, to_domain: Domain) -> Route:
     if is_simulated(to_domain, target):
         rates = {copy.domain_id: _rate(stores.get(copy.domain_id), target) for copy in copies}
         best = max(rates, key=lambda domain_id: (rates[domain_id], -domain_id))
-        nowhere = Place(uri="", base_uri="")
-        return Route(choice.SIMULATED, best, nowhere, nowhere, rates[best])
+        return Route(choice.SIMULATED, best, "", "", rates[best])
     if target is None:
         raise NoRoute(f"{to_domain} has no store; an operator names one with POST /api/v1/stores.")
     routes = [
@@ -94,15 +92,7 @@ def _route(dataset: Dataset, copy: Copy, source: Store, target: Store) -> Route 
         return None
     if mover is None:
         return None
-    most = [store.most_gib_per_s for store in (source, target) if store.most_gib_per_s is not None]
-    return Route(
-        mover,
-        source.domain_id,
-        Place(uri=from_uri, base_uri=source.base_uri, profile=source.profile),
-        Place(uri=to_uri, base_uri=target.base_uri, profile=target.profile),
-        _rate(source, target),
-        min(most, default=None),
-    )
+    return Route(mover, source.domain_id, from_uri, to_uri, _rate(source, target))
 
 
 def _rate(source: Store | None, target: Store | None) -> float:

@@ -39,7 +39,7 @@ def transfers_visible_to(viewer: User) -> QuerySet[Transfer]:
 
 def may_see_addresses(viewer: User) -> bool:
     """Folders and buckets of the site are for those who look after it."""
-    return policies.may_operate(viewer) or policies.is_auditor(viewer)
+    return policies.may_look_after(viewer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,11 @@ def may_operate(user: User) -> bool:
     return user.is_operator
 
 
+def may_look_after(user: User) -> bool:
+    """Sees how the facility is run: whoever operates or audits it."""
+    return may_operate(user) or is_auditor(user)
+
+
 def may_set_power(user: User) -> bool:
     return is_admin(user) or (user.is_active and user.facility_role == FacilityRole.POWER_ADMIN)
 

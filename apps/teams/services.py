@@ -555,7 +555,7 @@ def create_token(
     token = Token.objects.create(
         user=user,
         name=name,
-        digest=_digest(secret),
+        digest=digest_of(secret),
         hint=secret[:_HINT],
         scopes=[scope for scope in SCOPES if scope in scopes],
         created_at=at,
@@ -603,7 +603,7 @@ def authenticate_token(secret: str, at: datetime) -> tuple[User, Token] | None:
     """Whose token this is, or None for one that is unknown, expired or revoked, or whose owner may not sign in."""
     token = (
         Token.objects.select_related("user")
-        .filter(Q(expires_at=None) | Q(expires_at__gt=at), digest=_digest(secret), revoked_at=None)
+        .filter(Q(expires_at=None) | Q(expires_at__gt=at), digest=digest_of(secret), revoked_at=None)
         .first()
     )
     if token is None or not token.user.is_active:
@@ -614,7 +614,8 @@ def authenticate_token(secret: str, at: datetime) -> tuple[User, Token] | None:
     return token.user, token
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """What is kept of a secret."""
     # A secret of 256 random bits needs no slow hash: there is nothing to guess.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 

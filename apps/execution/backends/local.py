@@ -12,7 +12,6 @@ worker can go on from where another one was killed.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apps.core.errors import OutsideError
-from apps.core.spool import file_lock
+from apps.core.spool import file_lock, is_locked
 from apps.execution import shepherd
 from apps.execution.backends import local_probe
 from apps.execution.backends.base import (
@@ -266,7 +265,7 @@ class LocalBackend:
 
     def _look(self, folder: Path, at: datetime) -> Seen | None:
         status = shepherd.read_whole(f"{folder}/status.json")
-        if status is not None and status["state"] != "ended" and not _is_watched(folder):
+        if status is not None and status["state"] != "ended" and not is_locked(folder / "lock"):
             self._revive(folder)
             status = shepherd.read_whole(f"{folder}/status.json") or status
         order = shepherd.read_whole(f"{folder}/order.json")
@@ -343,21 +342,6 @@ class LocalBackend:
             raise OutsideError(f"The run's shepherd did not start: {error}.") from error
         finally:
             os.close(log)
-
-
-def _is_watched(folder: Path) -> bool:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(lock)
 
 
 def _write_end(folder: Path, reason: EndReason, message: str, *, ended_at: float | None = None) -> None:

@@ -278,7 +278,7 @@ def _cluster_for(request: Request) -> Callable[[Cluster], dict[str, Any]]:
 
 def _node_detail(request: Request, name: str) -> dict[str, Any]:
     node = _named(selectors.node_details(person(request)), name)
-    sees_all = policies.may_operate(person(request)) or policies.is_auditor(person(request))
+    sees_all = policies.may_look_after(person(request))
     seen = selectors.seen_of(node) if sees_all else None
     return bodies.NodeDetailOut.with_devices(node, list(node.devices.order_by("index")), seen).model_dump()
 

@@ -22,7 +22,7 @@ from apps.jobs import progress, selectors, services, tokens
 from apps.jobs.api import bodies
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Allocation, AllocationToken, Job
+from apps.jobs.models import Allocation, AllocationToken, Job, Progress
 from apps.jobs.policies import require_may_change
 from apps.jobs.spec import JobRequest
 from apps.teams import throttles
@@ -204,11 +204,12 @@ class JobPlacementView(APIView):
     def get(self, request: Request, job_id: int) -> Response:
         job = _visible(request, job_id)
         shows_private = selectors.may_see_private(person(request), job)
+        last: Allocation | None = selectors.attempts(job).first()
         return Response(
             {
                 "job_id": job.pk,
-                "allocation": _last_allocation(job, shows_private=shows_private),
-                "slowest": _slowest(job) if shows_private else None,
+                "allocation": _allocation(job, last, shows_private=shows_private),
+                "slowest": _slowest(last) if shows_private and last is not None else None,
             }
         )
 
@@ -225,7 +226,7 @@ class JobProgressView(APIView):
         allocation = selectors.attempts(_known(request, job_id)).first()
         if allocation is None:
             raise NotFound("It was not tried yet.", job_id=job_id)
-        return Response(_progress(allocation))
+        return Response(_progress(allocation, selectors.progress_of(allocation)))
 
     @extend_schema(
         summary="Post progress, from within a job",
@@ -254,7 +255,7 @@ class JobProgressView(APIView):
         row = progress.note_progress(
             job_id=job_id, post=post, at=at, is_listed=isinstance(body.step_times_s, list)
         )
-        return Response(_progress(row.allocation))
+        return Response(_progress(row.allocation, row))
 
 
 def _require_may_post(request: Request, job_id: int) -> None:
@@ -266,16 +267,14 @@ def _require_may_post(request: Request, job_id: int) -> None:
     require_may_change(person(request), _known(request, job_id))
 
 
-def _progress(allocation: Allocation) -> dict[str, Any]:
-    row = selectors.progress_of(allocation)
+def _progress(allocation: Allocation, row: Progress | None) -> dict[str, Any]:
     found = None if row is None else progress.slowest(row, allocation)
     return bodies.progress_out(allocation, row, found)
 
 
-def _slowest(job: Job) -> dict[str, Any] | None:
-    last: Allocation | None = selectors.attempts(job).first()
-    row = None if last is None else selectors.progress_of(last)
-    return None if last is None or row is None else bodies.slowest_out(progress.slowest(row, last))
+def _slowest(last: Allocation) -> dict[str, Any] | None:
+    row = selectors.progress_of(last)
+    return None if row is None else bodies.slowest_out(progress.slowest(row, last))
 
 
 class JobAttemptsView(APIView):
@@ -335,8 +334,7 @@ def _known(request: Request, job_id: int) -> Job:
     return job
 
 
-def _last_allocation(job: Job, *, shows_private: bool) -> dict[str, Any] | None:
-    last: Allocation | None = selectors.attempts(job).first()
+def _allocation(job: Job, last: Allocation | None, *, shows_private: bool) -> dict[str, Any] | None:
     if last is None:
         return None
     shares = selectors.node_shares([last.pk], selectors.group_names(job))
@@ -351,7 +349,7 @@ def _detail(request: Request, job: Job) -> dict[str, Any]:
         shows_private=shows_private,
         private=selectors.private_part_for(person(request), job),
         after=sorted(job.dependencies.values_list("after_id", flat=True)),
-        allocation=_last_allocation(job, shows_private=shows_private),
+        allocation=_allocation(job, selectors.attempts(job).first(), shows_private=shows_private),
     )
 
 

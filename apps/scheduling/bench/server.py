@@ -3,7 +3,6 @@
 It keeps what it is told as safely as the embedded server of a site does: the figures are those of a site.
 """
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -94,7 +93,6 @@ def in_a_process_of_its_own(build: Any, *arguments: Any) -> None:
 
 
 def _run(build: Any, arguments: tuple[Any, ...]) -> None:
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     build(*arguments)
     settle()
     connections.close_all()

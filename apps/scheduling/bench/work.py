@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from apps.jobs import intake
 from apps.jobs import services as jobs
@@ -70,25 +70,24 @@ def request_of(number: int, **fields: Any) -> JobRequest:
 
 def submit(numbers: Sequence[int], at: datetime, tell: Any = None) -> None:
     """Put these jobs in the queue, the way the API does."""
-    actor = hall.submitter()
     for batch in _batched(numbers):
-        jobs.submit_jobs(requests=[request_of(number) for number in batch], actor=actor, at=at)
+        submit_requests([request_of(number) for number in batch], at)
         if tell is not None:
             tell(len(batch))
 
 
-def submit_requests(requests: Sequence[JobRequest], at: datetime) -> list[int]:
-    """Put these in the queue; their ids."""
-    made: list[int] = []
-    for start in range(0, len(requests), _AT_ONCE):
-        some = requests[start : start + _AT_ONCE]
-        made += [job.pk for job in jobs.submit_jobs(requests=some, actor=hall.submitter(), at=at)]
-    return made
+def submit_requests(requests: Sequence[JobRequest], at: datetime) -> None:
+    """Put these in the queue."""
+    for some in _batched(requests):
+        jobs.submit_jobs(requests=some, actor=hall.submitter(), at=at)
 
 
-def _batched(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), _AT_ONCE):
-        yield numbers[start : start + _AT_ONCE]
+T = TypeVar("T")
+
+
+def _batched(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _AT_ONCE):
+        yield items[start : start + _AT_ONCE]
 
 
 @dataclass(frozen=True, slots=True)

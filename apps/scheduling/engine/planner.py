@@ -195,6 +195,9 @@ class Pass:
         """Put the last pass's promises into the calendar, as far as they lie ahead."""
         gangs = {gang.id: gang for gang in self.snapshot.queue}
         kept: dict[int, Promise] = {}
+        if any(r.start_s < self.now_s and r.job_id in gangs for r in self.snapshot.promises):
+            # This pass comes late: what was promised fits together no longer, and is promised anew, in order.
+            return kept
         for reserve in self.snapshot.promises:
             gang = gangs.get(reserve.job_id)
             if gang is None:

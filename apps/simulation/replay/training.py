@@ -14,12 +14,11 @@ from math import ceil
 from statistics import fmean, median
 from typing import Any, Final
 
-from apps.jobs.spec import SHARE_STEPS, ScenarioJob
+from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import Policy
 from apps.simulation.loop import Engine, Life, Simulation
 from apps.simulation.replay.metrics import FLOOR_S
 from apps.simulation.scenario import check_scenario
-from apps.simulation.unsupported import unsupported_in
 from apps.simulation.world import build_world
 
 UNFAIR: Final = (
@@ -41,10 +40,6 @@ EXACT: Final = "Planned at every change, not in rounds."
 
 class BadTrace(ValueError):
     """A trace that cannot be read; the message says where."""
-
-
-class NotSupported(ValueError):
-    """The trace, as asked for, needs what the simulator does not do yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +178,8 @@ def _row(job: TrainingJob) -> dict[str, Any]:
         row["checkpoint"] = {"interval": KEPT_S, "restart": job.restart_s}
     if job.elastic is not None:
         row["replicas"] = {"min": job.elastic.least, "max": job.elastic.most, "preferred": job.n_gpus}
-        row.update(_scaling(job.elastic))
+        row["scaling"] = [list(point) for point in job.elastic.scaling]
     return row
-
-
-def _scaling(elastic: Elastic) -> dict[str, Any]:
-    """How fast a job is at each size, where a scenario can say it; else it is in proportion to the size."""
-    if "scaling" not in ScenarioJob.model_fields:
-        return {}
-    return {"scaling": [list(point) for point in elastic.scaling]}
 
 
 # -- one run ------------------------------------------------------------------------------------------------------
@@ -201,11 +189,7 @@ class Player:
     """Plays one run; `lives` can be looked at while and after it goes on, also when it was interrupted."""
 
     def __init__(self, run: Run, policy: str, on_end: Callable[[], object] = lambda: None) -> None:
-        scenario = check_scenario(scenario_of(run))
-        missing = unsupported_in(scenario)
-        if missing:
-            raise NotSupported(f"not supported yet: {', '.join(missing)}")
-        world = build_world(scenario)
+        world = build_world(check_scenario(scenario_of(run)))
         changed: Policy = replace(world.policy, explain=False, **POLICIES[policy])
         self.run = run
         self._simulation = Simulation(replace(world, policy=changed), Engine(on_end=on_end))

@@ -9,7 +9,6 @@ Each file has one writer, and is replaced in one step:
     uploads/     the carrier: uploads of objects in parts, so that they are gone on with
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -57,17 +56,6 @@ def take_lock(path: Path) -> int | None:
         os.close(lock)
         return None
     return lock
-
-
-def is_locked(path: Path) -> bool:
-    """Does somebody hold it?"""
-    with contextlib.suppress(FileNotFoundError):
-        lock = take_lock(path) if path.exists() else -1
-        if lock is None:
-            return True
-        if lock >= 0:
-            os.close(lock)
-    return False
 
 
 def start_of(pid: int) -> int | None:

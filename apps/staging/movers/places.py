@@ -6,9 +6,12 @@ s3://bucket/sets                 objects of an S3-compatible store
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote, unquote
+
+from apps.staging.movers.base import MoveError
 
 LONGEST_URI = 1000
 HIDDEN = ".switchyard-"  # what lies half-done in a store begins like this
@@ -68,6 +71,14 @@ def parse(uri: str) -> Location:
 def joined(base_uri: str, name: str) -> str:
     """The address of `name` right below a base."""
     return f"{base_uri.rstrip('/')}/{quote(name) if base_uri.startswith('file:') else name}"
+
+
+def located(place: Mapping[str, Any]) -> Location:
+    """Where one end of a move lies (`uri`, below `base_uri`). Raises MoveError, for good."""
+    try:
+        return require_within(place["uri"], place["base_uri"])
+    except BadAddress as error:
+        raise MoveError(f"{place['uri']} {error}.", permanent=True) from None
 
 
 def require_within(uri: str, base_uri: str) -> Location:

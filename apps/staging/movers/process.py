@@ -22,10 +22,10 @@ from typing import Any, Final, Literal
 
 from apps.core import clock
 from apps.core.errors import OutsideError
-from apps.core.spool import file_lock
+from apps.core.spool import file_lock, is_locked
 from apps.staging.movers import carrier
 from apps.staging.movers.base import MoveOrder, MoveState, Progress
-from apps.staging.movers.folder import is_locked, read_whole, sync_folder, write_whole
+from apps.staging.movers.folder import read_whole, sync_folder, write_whole
 
 Kind = Literal["rsync", "s3"]
 START_PATIENCE_S: Final = 20.0

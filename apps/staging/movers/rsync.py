@@ -20,7 +20,7 @@ from typing import Any, Final
 from apps.staging.movers.base import MoveError
 from apps.staging.movers.carrier import Task
 from apps.staging.movers.folder import start_of, write_whole
-from apps.staging.movers.places import HIDDEN, BadAddress, Location, parse, require_within
+from apps.staging.movers.places import HIDDEN, Location, located, parse
 
 DEFAULT_RSH: Final = (
     "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
@@ -88,7 +88,7 @@ class Rsync:
 
     def run(self) -> None:
         order = self._task.order
-        source, target = _located(order["source"]), _located(order["target"])
+        source, target = located(order["source"]), located(order["target"])
         if source.scheme == target.scheme == "ssh":
             raise MoveError(
                 "rsync cannot copy between two other machines; one of them must be this one.", permanent=True
@@ -121,7 +121,7 @@ class Rsync:
         self._task.reached(total)
 
     def clean(self) -> None:
-        target = _located(self._task.order["target"])
+        target = located(self._task.order["target"])
         host = Host(_host(target), self._rsh)
         parent = self._parent(host, target, makes=False)
         host.run("rm", "-rf", "--", str(self._hidden(parent)))
@@ -237,13 +237,6 @@ class Rsync:
 def make(task: Task) -> Rsync:
     """The work on a task."""
     return Rsync(task)
-
-
-def _located(place: dict[str, Any]) -> Location:
-    try:
-        return require_within(place["uri"], place["base_uri"])
-    except BadAddress as error:
-        raise MoveError(f"{place['uri']} {error}.", permanent=True) from None
 
 
 def _host(place: Location) -> str:

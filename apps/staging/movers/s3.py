@@ -28,7 +28,7 @@ from botocore.config import Config
 from apps.staging.movers.base import GIB, MoveError
 from apps.staging.movers.carrier import Task
 from apps.staging.movers.folder import read_whole, write_whole
-from apps.staging.movers.places import HIDDEN, BadAddress, parse, require_within
+from apps.staging.movers.places import HIDDEN, located, parse
 
 PART_BYTES: Final = 16 * 2**20
 MOST_PARTS: Final = 9_000  # stores take 10,000
@@ -458,7 +458,7 @@ def _scheme(place: Mapping[str, str]) -> str:
 
 def _path_in(place: Mapping[str, str]) -> Path:
     """A place of this machine, below its base by the letter and, as far as it is there, in truth."""
-    location = _below_base(place)
+    location = located(place)
     base = Path(parse(place["base_uri"]).path)
     if location.scheme != "file":
         raise MoveError("Objects are carried to and from this machine alone.", permanent=True)
@@ -472,15 +472,8 @@ def _path_in(place: Mapping[str, str]) -> Path:
 
 
 def _bucket_and_key(place: Mapping[str, str]) -> tuple[str, str]:
-    location = _below_base(place)
+    location = located(place)
     return location.host, location.path
-
-
-def _below_base(place: Mapping[str, str]) -> Any:
-    try:
-        return require_within(place["uri"], place["base_uri"])
-    except BadAddress as error:
-        raise MoveError(f"{place['uri']} {error}.", permanent=True) from None
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
+from apps.core.spool import is_locked
 from apps.staging.movers.base import GIB, MoveOrder, Mover, MoveState, Place, Progress
-from apps.staging.movers.folder import is_locked
 
 MIB = 2**20
 PATIENCE_S = 90.0

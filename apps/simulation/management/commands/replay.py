@@ -278,8 +278,6 @@ class Command(BaseCommand):
                     bar.set_description(run.name)
                     players.append(training.Player(run, options["policy"], bar.update))
                     players[-1].play()
-            except training.NotSupported as error:
-                raise CommandError(str(error)) from error
             except KeyboardInterrupt:
                 is_whole = False
         seconds = clock.monotonic_s() - began_s

@@ -19,8 +19,8 @@ from apps.simulation import report, side_by_side
 from apps.simulation.changes import read_changes
 from apps.simulation.loop import Engine, simulate
 from apps.simulation.scenario import Fault, Scenario, ScenarioError, read_scenario
-from apps.simulation.unsupported import unsupported_in
-from apps.simulation.whatif import BASE, PASS_INTERVAL_S, Comparison, NotSupported, compare, paced
+from apps.simulation.unsupported import NotSupported, require_supported
+from apps.simulation.whatif import BASE, PASS_INTERVAL_S, Comparison, compare, paced
 from apps.simulation.world import build_world
 
 BAD_SCENARIO, NOT_SUPPORTED, INTERRUPTED = 2, 3, 130
@@ -105,9 +105,7 @@ class Command(BaseCommand):
 
     def _read(self, path: Path) -> Scenario:
         scenario = read_scenario(self._bytes(path))
-        missing = unsupported_in(scenario)
-        if missing:
-            raise NotSupported(missing)
+        require_supported(scenario)
         return scenario
 
     # Side by side
