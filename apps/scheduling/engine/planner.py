@@ -150,6 +150,8 @@ class Pass:
                 self._failed.clear()
             gang = self._insisting(gang)
             offer = self._now(gang)
+            if offer is None and self.policy.keeps_promises and gang.id in promised:
+                offer = self._as_promised(gang, promised[gang.id])
             if offer is not None:
                 self._start(gang, offer)
                 continue
@@ -532,6 +534,21 @@ class Pass:
             self._by_choice = True
             return None
         return best
+
+    def _as_promised(self, gang: Gang, reserve: Reserve) -> Offer | None:
+        """The place that the gang was promised, if its time has come: it lasts there no longer than was counted on.
+
+        Elsewhere it may last longer, on slower nodes, and a search for any place counts on the slowest.
+        """
+        if reserve.start_s > self.now_s:
+            return None
+        least, nodes = self.least(gang), [share.node for share in reserve.placing]
+        kind = int(self.frame.kind[nodes[0]])
+        within = np.zeros(self.frame.n_nodes, dtype=bool)
+        within[nodes] = True
+        end_s = self._exact_end_s(gang, Found(reserve.placing, kind, ""), self.now_s)
+        found = self.fit(least, kind, self.calendar.now, end_s - self.now_s, named=True, within=within)
+        return None if found is None else Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s))
 
     def _largest(self, gang: Gang, least: Gang, kind: int, duration_s: float) -> Found | None:
         """A place now for the gang at the largest size up to the preferred one that fits, near its data if it can."""

@@ -426,3 +426,25 @@ def test_a_promise_behind_an_elastic_job_counts_on_its_declared_scaling():
     first = {line["job"]: line["expected_start"] for line in reversed(told(outcome, "reserve"))}
     assert first == {"j1": 10, "j2": 18}  # at six replicas it needs 8 s
     assert job(outcome, "j2")["start"] == 16  # it got all eight
+
+
+@pytest.mark.parametrize("pass_interval", [0, 4])
+def test_a_promise_that_falls_due_is_kept_though_slower_nodes_would_take_longer(pass_interval):
+    facility = {
+        "domains": [{"name": "leaf", "kind": "leaf"}],
+        "nodes": [
+            {"name": "fast", "accelerator": "A", "devices": 8, "leaf": "leaf"},
+            {"name": "slow", "accelerator": "A", "devices": 8, "speed": 0.5},
+        ],
+    }
+    inside = {"devices": 1, "replicas": 6, "runtime": 5, "topology": {"required": "leaf"}}
+    outcome = run_scene(
+        scene_of(
+            *[{**inside, "submit": t} for t in (0, 1, 2, 3)],
+            facility=facility,
+            policy={"backfill_depth": "all", "pass_interval": pass_interval},
+        )
+    )
+
+    starts = [job(outcome, f"j{i}")["start"] for i in range(4)]
+    assert starts == ([0, 8, 16, 24] if pass_interval else [0, 5, 10, 15])
