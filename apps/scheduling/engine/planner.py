@@ -337,15 +337,19 @@ class Pass:
             return start_s + gang.limit_s
         if gang.work_s == inf:
             return inf
-        return start_s + gang.work_s * self._pace(gang, found)
+        return start_s + gang.work_s / self._speed_there(gang, found)
 
     def _pace(self, gang: Gang, found: Found) -> float:
         """Time one unit of work takes there: what kinds are compared by."""
+        return 1.0 / self._speed_there(gang, found)
+
+    def _speed_there(self, gang: Gang, found: Found) -> float:
+        """Units of work it does there in a second."""
         holds = holds_devices(gang.shape)
         speed = min(float(self.frame.speed[s.node]) for s in found.placing)
         if gang.is_elastic:
             speed *= relative_rate(gang, sizes_of(gang, found.placing))
-        return 1.0 / (speed * (self.frame.kinds[found.kind].speed if holds else 1.0))
+        return speed * (self.frame.kinds[found.kind].speed if holds else 1.0)
 
     def within_quota(self, gang: Gang, windows: Sequence[Window] = ((1, ()),), *kinds: int) -> bool:
         """Whether its team may take the whole gang of one of these kinds, now and through the window."""
