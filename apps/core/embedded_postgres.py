@@ -6,6 +6,7 @@ a system account of its own (`switchyard-db`, made on first use; else `nobody`).
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import pwd
@@ -221,25 +222,28 @@ def _account() -> pwd.struct_passwd | None:
         return pwd.getpwnam(_ACCOUNT)
     except KeyError:
         pass
-    useradd = shutil.which("useradd")
-    if useradd:
-        subprocess.run(
-            [
-                useradd,
-                "--system",
-                "--no-create-home",
-                "--home-dir",
-                "/",
-                "--shell",
-                "/usr/sbin/nologin",
-                _ACCOUNT,
-            ],
-            capture_output=True,
-        )
     try:
-        return pwd.getpwnam(_ACCOUNT)
+        return _make_account()
     except KeyError:
         return pwd.getpwnam("nobody")
+
+
+def _make_account() -> pwd.struct_passwd:
+    # One process at a time: of two that make it at once the second replaces what the first has used already.
+    folder = os.open("/etc", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        useradd = shutil.which("useradd")
+        try:
+            return pwd.getpwnam(_ACCOUNT)
+        except KeyError:
+            if useradd is None:
+                raise
+        command = [useradd, "--system", "--no-create-home", "--home-dir", "/", "--shell", "/usr/sbin/nologin"]
+        subprocess.run([*command, _ACCOUNT], capture_output=True)
+        return pwd.getpwnam(_ACCOUNT)
+    finally:
+        os.close(folder)
 
 
 def _let_reach(path: Path) -> None:

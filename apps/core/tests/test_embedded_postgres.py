@@ -1,7 +1,10 @@
 """The embedded server's folder."""
 
 import os
+import pwd
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -52,3 +55,24 @@ def test_nobody_else_may_enter_where_the_server_listens(folder):
 
     assert (folder / "pg").stat().st_mode & 0o077 == 0
     assert os.stat(folder / "pg").st_uid != 0
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("useradd") is None, reason="only root makes an account for the server"
+)
+def test_processes_that_start_at_once_agree_on_the_servers_account():
+    name = f"switchyard-t{os.getpid()}"
+    code = (
+        "from apps.core import embedded_postgres as e\n"
+        f"e._ACCOUNT = {name!r}\n"
+        "print(e._account().pw_name, e._account().pw_uid)"
+    )
+    try:
+        started = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+            for _ in range(6)
+        ]
+        answers = {process.communicate()[0].strip() for process in started}
+        assert answers == {f"{name} {pwd.getpwnam(name).pw_uid}"}
+    finally:
+        subprocess.run(["userdel", name], capture_output=True)
