@@ -180,6 +180,7 @@ class Names:
             cpus=group.cpus,
             memory_gib=group.memory_gib,
             kinds=kinds,
+            any_kind=group.accelerators is None,
             required=group.topology.required if group.topology else None,
             preferred=group.topology.preferred if group.topology else None,
             peak_w=peak_w,

@@ -413,6 +413,7 @@ class _AskMaker:
             cpus=asks.cpus,
             memory_gib=asks.memory_gib,
             kinds=tuple(kind for kind in accepted if self.memory[kind] >= enough),
+            any_kind=asks.accelerators is None,
             required=None if topology is None else topology.required,
             preferred=None if topology is None else topology.preferred,
             peak_w=asks.peak_w if asks.peak_w is not None else asks.power_w,

@@ -107,6 +107,7 @@ class Ask:
     kinds: tuple[
         int, ...
     ] = ()  # accepted kinds, best first; already filtered by memory; empty: none is acceptable
+    any_kind: bool = False  # it names no kinds: of two that end it at the same time neither is preferred
     required: str | None = None  # all replicas of the group within one domain of this kind
     preferred: str | None = None
     peak_w: float | None = None  # per device under load; None: TDP

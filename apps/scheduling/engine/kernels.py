@@ -251,6 +251,195 @@ def domain_sums(ids: IntArray, n_domains: int, room: IntArray, spare: IntArray) 
 
 
 @_compile
+def _expected_fragment(
+    kind: int,
+    free: IntArray,
+    n: int,
+    cpu: int,
+    mem: int,
+    d_devices: IntArray,
+    d_need: IntArray,
+    d_cpu: IntArray,
+    d_mem: IntArray,
+    d_accepts: BoolArray,
+    d_weight: IntArray,
+) -> int:
+    """Millionths of free devices of one node that are of no use, summed over typical asks by weight."""
+    total = 0
+    n_whole = 0
+    largest = 0
+    for i in range(n):
+        total += free[i]
+        if free[i] == FULL:
+            n_whole += 1
+        largest = max(largest, free[i])
+    if total == 0:
+        return 0
+    fragment = 0
+    for m in range(len(d_weight)):
+        need = d_need[m]
+        if (
+            not d_accepts[m, kind]
+            or d_cpu[m] > cpu
+            or d_mem[m] > mem
+            or need > largest
+            or d_devices[m] > n_whole
+        ):
+            fragment += d_weight[m] * total
+            continue
+        too_small = 0
+        for i in range(n):
+            if free[i] < need:
+                too_small += free[i]
+        fragment += d_weight[m] * too_small
+    return fragment
+
+
+@_compile
+def fragmentation(
+    nodes: IntArray,
+    kind: IntArray,
+    offset: IntArray,
+    dev: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    d_devices: IntArray,
+    d_need: IntArray,
+    d_cpu: IntArray,
+    d_mem: IntArray,
+    d_accepts: BoolArray,
+    d_weight: IntArray,
+    before: IntArray,
+) -> None:
+    """Write the expected fragmentation of some nodes into `before`."""
+    for x in range(len(nodes)):
+        node = nodes[x]
+        free = dev[offset[node] : offset[node + 1]]
+        before[node] = _expected_fragment(
+            kind[node],
+            free,
+            len(free),
+            cpu[node],
+            mem[node],
+            d_devices,
+            d_need,
+            d_cpu,
+            d_mem,
+            d_accepts,
+            d_weight,
+        )
+
+
+@_compile
+def fragmentation_after(
+    nodes: IntArray,
+    kind: IntArray,
+    offset: IntArray,
+    dev: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    d_devices: IntArray,
+    d_need: IntArray,
+    d_cpu: IntArray,
+    d_mem: IntArray,
+    d_accepts: BoolArray,
+    d_weight: IntArray,
+    before: IntArray,
+    devices: int,
+    steps: int,
+    cpu_each: int,
+    mem_each: int,
+    pull_steps: int,
+    pull_cpu: int,
+    most_devices: int,
+    most_cpu: int,
+    weights: int,
+    score: IntArray,
+    device: IntArray,
+) -> None:
+    """Score some nodes for one replica: what it adds to the expected fragmentation, and how much it leaves free.
+
+    Of a node's devices a share takes the one with the least score; nodes that do not hold it are not to be asked.
+    """
+    for x in range(len(nodes)):
+        node = nodes[x]
+        first, end = offset[node], offset[node + 1]
+        n = end - first
+        if x > 0:
+            # Nodes in a row are often alike.
+            like = nodes[x - 1]
+            start = offset[like]
+            is_alike = (
+                kind[like] == kind[node]
+                and cpu[like] == cpu[node]
+                and mem[like] == mem[node]
+                and offset[like + 1] - start == n
+            )
+            for i in range(n):
+                if not is_alike:
+                    break
+                is_alike = dev[start + i] == dev[first + i]
+            if is_alike:
+                score[node], device[node] = score[like], device[like]
+                continue
+        free = dev[first:end].copy()
+        cpu_left = cpu[node] - cpu_each
+        mem_left = mem[node] - mem_each
+        best = 2**62
+        best_device = -1
+        if steps > 0:
+            for i in range(n):
+                if free[i] < steps:
+                    continue
+                is_new = True
+                for j in range(i):
+                    if free[j] == free[i]:
+                        is_new = False
+                        break
+                if not is_new:
+                    continue
+                free[i] -= steps
+                here = _expected_fragment(
+                    kind[node],
+                    free,
+                    n,
+                    cpu_left,
+                    mem_left,
+                    d_devices,
+                    d_need,
+                    d_cpu,
+                    d_mem,
+                    d_accepts,
+                    d_weight,
+                )
+                free[i] += steps
+                # Of two devices that are as good the fuller one, else the earlier.
+                if here < best or (here == best and free[i] < free[best_device]):
+                    best, best_device = here, i
+        else:
+            wanted = devices
+            for i in range(n):
+                if wanted > 0 and free[i] == FULL:
+                    free[i] = 0
+                    wanted -= 1
+            best = _expected_fragment(
+                kind[node], free, n, cpu_left, mem_left, d_devices, d_need, d_cpu, d_mem, d_accepts, d_weight
+            )
+        device[node] = best_device
+        left = 0
+        for i in range(n):
+            left += free[i]
+        if steps > 0:
+            left -= steps
+        pull = left // most_devices
+        if cpu_left < most_cpu:
+            pull += pull_cpu * (cpu_left * 1000 // most_cpu) * (FULL // 1000)
+        else:
+            pull += pull_cpu * FULL
+        score[node] = best - before[node] + weights * (pull * (pull_steps // 1000) // (FULL // 1000))
+
+
+@_compile
 def advance(
     i: int,
     times: FloatArray,

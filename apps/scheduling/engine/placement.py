@@ -13,6 +13,7 @@ import numpy as np
 
 from apps.scheduling.engine.facts import NONE, Ask, BoolArray, IntArray, Placing, Shape, Share, Spread
 from apps.scheduling.engine.flow import spread_under_limits
+from apps.scheduling.engine.fragments import Fragments
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import (
     best_single,
@@ -42,6 +43,7 @@ class Terms:
     )
     already: IntArray | None = None  # (n,) replicas that the job has there already, when it grows
     kind: int = NONE  # the kind looked at
+    fragments: Fragments | None = None  # how single replicas are placed; None: by best fit
 
 
 @dataclass(slots=True)
@@ -51,6 +53,9 @@ class Found:
     placing: Placing
     kind: int
     level: str
+    score: int | None = (
+        None  # what it adds to the expected fragmentation, where that was asked; the least is the best
+    )
     why: dict[str, object] = field(default_factory=dict)
 
 
@@ -66,6 +71,14 @@ class _Left:
         self.is_touched = False
         self._floor = floor
         self._dev: IntArray | None = None
+
+    @property
+    def present(self) -> tuple[IntArray, IntArray, IntArray]:
+        """(dev, cpu, mem) as they are when the placing begins."""
+        if self.is_touched:
+            return self.dev, self.cpu, self.mem
+        first = self._floor.states[0]
+        return first.dev, first.cpu, first.mem
 
     @property
     def dev(self) -> IntArray:
@@ -108,7 +121,17 @@ def place(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> 
     if len(asks) == 1:
         left = _Left(floor, terms)
         found = _place_group(frame, 0, asks[0], kind, left, terms, floor)
-        return None if found is None else Found(tuple(found[0]), kind, found[1])
+        if found is None:
+            return None
+        score = None
+        if (
+            terms.fragments is not None
+            and terms.packing
+            and asks[0].n_replicas == 1
+            and asks[0].spread is None
+        ):
+            score = terms.fragments.last_score(asks[0], found[0][0].node)
+        return Found(tuple(found[0]), kind, found[1], score)
     # The hardest groups first; where that fails, the other way round.
     hard = sorted(
         range(len(asks)), key=lambda g: (-asks[g].devices, -asks[g].n_replicas * max(asks[g].devices, 1), g)
@@ -231,6 +254,9 @@ def _choose(
     spread = _Spreading.of(frame, ask, terms)
     if spread is not None:
         room = np.where(spread.ids != NONE, room, 0)
+    elif terms.packing and terms.fragments is not None and n == 1:
+        best = _least_fragmenting(frame, terms.fragments, ask, room, left)
+        return None if best < 0 else ([(best, 1)], "node")
     elif terms.packing:
         # Best fit: the node left with the least, in the leaf and the spine left with the least.
         leaf, spine = frame.level["leaf"], frame.level["spine"]
@@ -251,6 +277,23 @@ def _choose(
     fill = _Fill(frame, room, spare, left, draws)
     counts = fill.run(nodes, n, len(LEVELS) - 1) if spread is None else spread.run(fill, nodes, n)
     return None if counts is None else (counts, "anywhere")
+
+
+def _least_fragmenting(frame: Frame, fragments: Fragments, ask: Ask, room: IntArray, left: "_Left") -> int:
+    """The node on which one replica leaves the least that nobody can use; -1 if none takes it."""
+    able = room > 0
+    nodes = np.flatnonzero(able)
+    if not len(nodes):
+        return -1
+    score = fragments.scores(ask, able, *left.present).score[nodes]
+    best = nodes[score == score.min()]
+    if len(best) == 1:
+        return int(best[0])
+    only = np.zeros_like(room)
+    only[best] = room[best]
+    leaf, spine = frame.level["leaf"], frame.level["spine"]
+    spare = _spare(frame, ask, room, left)
+    return best_single(only, spare, 1, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
 
 
 def _spare(frame: Frame, ask: Ask, room: IntArray, left: "_Left") -> IntArray:
@@ -531,6 +574,12 @@ def _name_fractions(
     shared = left.shared_dev(frame, floor)[offset:end]
     partly = np.flatnonzero(shared >= steps)
     shares: list[Share] = []
+    if n == 1 and terms.packing and terms.fragments is not None:
+        able = np.zeros(frame.n_nodes, dtype=bool)
+        able[node] = True
+        d = int(terms.fragments.scores(ask, able, *left.present).device[node])
+        if d >= 0 and (shared[d] >= steps or (dev[d] == FULL and left.whole[node] > 0)):
+            return [Share(group, node, 1, (d,) if terms.named or dev[d] < FULL else (), steps)]
     for d in partly[np.lexsort((partly, shared[partly]))].tolist():
         if not n:
             break

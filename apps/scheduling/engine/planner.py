@@ -8,6 +8,7 @@ those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for mo
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -32,6 +33,7 @@ from apps.scheduling.engine.facts import (
     Start,
     Wait,
 )
+from apps.scheduling.engine.fragments import Fragments, demand_of
 from apps.scheduling.engine.frame import Frame, frame_of
 from apps.scheduling.engine.order import order_queue
 from apps.scheduling.engine.placement import (
@@ -111,6 +113,17 @@ class Pass:
         self._possible: dict[int, bool] = {}
         self._slowest: dict[tuple[int, bool], float] = {}
         self._may_use: dict[tuple[int, bool], BoolArray] = {}
+
+    @cached_property
+    def fragments(self) -> Fragments | None:
+        """How single replicas are placed where shares of devices are asked for; None elsewhere."""
+        if not self.policy.packing:
+            return None
+        gangs = [*self.snapshot.queue, *(running.gang for running in self.snapshot.running)]
+        shapes = {id(gang.shape): gang.shape for gang in gangs}
+        if not any(ask.share_steps for shape in shapes.values() for ask in shape.asks):
+            return None
+        return Fragments(self.frame, demand_of(gangs, len(self.frame.kinds)))
 
     def run(self) -> Plan:
         depth = self.policy.backfill_depth
@@ -493,6 +506,7 @@ class Pass:
                 healthy=healthy,
                 already=already,
                 kind=kind if holds_devices(gang.shape) else NONE,
+                fragments=self.fragments if named else None,
             )
             found = place(self.frame, gang.shape, kind, floor, terms)
             if found is not None:
@@ -513,9 +527,10 @@ class Pass:
     def _now(self, gang: Gang, only_kind: int | None = None) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
         kinds = self.kinds(gang.shape)
-        offers: list[tuple[float, int, Offer]] = []
+        offers: list[tuple[float, int, int, Offer]] = []
         missing: list[int] = []
         least = self.least(gang)
+        is_open = all(ask.any_kind for ask in gang.shape.asks)
         for preference, kind in enumerate(kinds):
             if only_kind not in (None, kind):
                 continue
@@ -529,11 +544,12 @@ class Pass:
                 missing.append(kind)
                 continue
             end_s = self._exact_end_s(gang, found, self.now_s)
-            offers.append((self._pace(gang, found), preference, Offer(found, self.now_s, end_s)))
+            added = (found.score or 0) if is_open else 0
+            offers.append((self._pace(gang, found), added, preference, Offer(found, self.now_s, end_s)))
         self._by_choice = False
         if not offers:
             return None
-        pace, preference, best = min(offers, key=lambda o: (o[0], o[1]))
+        pace, _, preference, best = min(offers, key=lambda offer: offer[:3])
         if missing and only_kind is None and self._waits_for_better(gang, missing, kinds, pace, preference):
             self._by_choice = True
             return None

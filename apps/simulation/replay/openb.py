@@ -16,6 +16,7 @@ import numpy as np
 
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import NONE, Ask, Facility, Gang, Kind, Placing, Shape
+from apps.scheduling.engine.fragments import Fragments, demand_of
 from apps.scheduling.engine.frame import frame_of
 from apps.scheduling.engine.placement import Terms, place
 from apps.scheduling.engine.quota import QuotaTree
@@ -117,7 +118,7 @@ class Packer(Protocol):
 class EnginePacker:
     """The engine's own packing, one pod after another on a state that is kept."""
 
-    def __init__(self, nodes: Sequence[TraceNode]) -> None:
+    def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[Pod] = ()) -> None:
         n = len(nodes)
         models = sorted({node.model for node in nodes})
         # A type nobody prefers is taken in this order: the rarest first, so that the common one stays whole.
@@ -146,8 +147,10 @@ class EnginePacker:
         self._frame = frame_of(self.facility)
         self._tree = QuotaTree((), len(models))
         self._state = State.empty(self._frame, self._tree, 0.0)
-        self._terms = Terms(np.ones(n, dtype=bool))
         self._gangs: dict[Pod, Gang] = {}
+        demand = demand_of((self._gang(pod) for pod in pods if pod.n_gpus), len(models))
+        fragments = Fragments(self._frame, demand) if demand.has_shares else None
+        self._terms = Terms(np.ones(n, dtype=bool), fragments=fragments)
         self._hopeless: set[Pod] = set()  # nothing is ever given back, so what failed once fails again
 
     def place(self, pod: Pod) -> Placing | None:
@@ -155,13 +158,15 @@ class EnginePacker:
             return None
         gang = self._gang(pod)
         floor = Floor((self._state,))
-        for kind in gang.shape.asks[0].kinds if pod.n_gpus else (0,):
-            found = place(self._frame, gang.shape, kind, floor, self._terms)
-            if found is not None:
-                self._state.charge(self._frame, self._tree, charge_of(self._frame, gang, found.placing), 1)
-                return found.placing
-        self._hopeless.add(pod)
-        return None
+        kinds = gang.shape.asks[0].kinds if pod.n_gpus else (0,)
+        trials = (place(self._frame, gang.shape, kind, floor, self._terms) for kind in kinds)
+        # No pod ranks the models it accepts; of two that are as good the rarer one is taken.
+        best = min((found for found in trials if found is not None), key=lambda f: f.score or 0, default=None)
+        if best is None:
+            self._hopeless.add(pod)
+            return None
+        self._state.charge(self._frame, self._tree, charge_of(self._frame, gang, best.placing), 1)
+        return best.placing
 
     def _gang(self, pod: Pod) -> Gang:
         if pod not in self._gangs:
@@ -235,14 +240,14 @@ def play(
     nodes: Sequence[TraceNode],
     pods: Sequence[Pod],
     seed: int,
-    packer_of: Callable[[Sequence[TraceNode]], Packer] = EnginePacker,
+    packer_of: Callable[[Sequence[TraceNode], Sequence[Pod]], Packer] = EnginePacker,
 ) -> Iterator[Round]:
     """Let the pods of one seed arrive; yields the round after each of them."""
     chance = random.Random(seed)  # noqa: S311 - a protocol's dice, no secret
     n_gpus = sum(node.n_gpus for node in nodes)
     arrivals = workload(pods, n_gpus, chance)
     shuffled = chance.sample(list(nodes), len(nodes))  # the order in which equally good nodes are taken
-    packer = packer_of(shuffled)
+    packer = packer_of(shuffled, pods)
     now = Round(seed, n_gpus)
     for pod in arrivals:
         now.count(pod, is_placed=packer.place(pod) is not None)
