@@ -128,6 +128,14 @@ class Promise:
     end_s: float
 
 
+@dataclass(slots=True, frozen=True)
+class View:
+    """What a window that begins at some instant leaves, and the nodes that bookings close to a gang in it."""
+
+    floor: Floor
+    shut: IntArray | None
+
+
 @dataclass(slots=True)
 class Held:
     """What running work holds, and until when."""
@@ -187,6 +195,11 @@ class Calendar:
                 self._coming.at(end_s, -1, position)
             self.held[running.gang.id] = Held(charge, allowed, end_s, position)
         self.pinches: list[State] = []
+        self._pinch_at_s: list[float] = []
+        # What was worked out since something was last charged.
+        self._views: dict[tuple[object, ...], View] = {}
+        self._left: dict[tuple[int, int, int], int] = {}
+        self._windows: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
         self._pool = Pool(frame, tree, self.now)
         self.booked_nodes: list[IntArray] = []
         for b in self.bookings:
@@ -301,28 +314,37 @@ class Calendar:
         return after, free
 
     def _pinch(self, at_s: float) -> None:
-        position = bisect_right([p.at_s for p in self.pinches], at_s)
-        if position and self.pinches[position - 1].at_s == at_s:
+        position = bisect_right(self._pinch_at_s, at_s)
+        if position and self._pinch_at_s[position - 1] == at_s:
             return
         state = self._at(at_s)
         self.pinches.insert(position, state)
+        self._pinch_at_s.insert(position, at_s)
+        self._windows.clear()
+        self._changed()
         self._pool.insert(position + 1, state)
 
     def _range(self, after_s: float, until_s: float) -> tuple[int, int]:
         """Positions of the pinches after an instant and before another."""
-        low = bisect_right(self.pinches, after_s, key=lambda p: p.at_s)
-        return low, max(low, bisect_left(self.pinches, until_s, key=lambda p: p.at_s))
+        low = bisect_right(self._pinch_at_s, after_s)
+        return low, max(low, bisect_left(self._pinch_at_s, until_s))
+
+    def _changed(self) -> None:
+        self._views.clear()
+        self._left.clear()
+
+    def last_pinch_s(self, until_s: float) -> float:
+        """The last instant before `until_s` at which something is taken; minus infinity if there is none.
+
+        Whatever ends between there and `until_s` meets the same as what ends at `until_s`.
+        """
+        n = bisect_left(self._pinch_at_s, until_s)
+        return self._pinch_at_s[n - 1] if n else -inf
 
     def window(self, first: State, until_s: float) -> list[State]:
         """The first state, and every later pinch before the end."""
         low, high = self._range(first.at_s, until_s)
         return [first, *self.pinches[low:high]]
-
-    def floor(self, first: State, until_s: float, holds: Sequence[IntArray | None] | None = None) -> Floor:
-        """The floor of the window that begins with this state."""
-        low, high = self._range(first.at_s, until_s)
-        least = self._pool.least_with(first, low + 1, high + 1)  # the pool's first state is now
-        return Floor([first, *self.pinches[low:high]], holds, least)
 
     def quota_left_in(self, first: State, until_s: float, team: int, kind: int) -> int:
         """Millionths of a device the team may take of this kind through the window that begins with this state."""
@@ -332,27 +354,70 @@ class Calendar:
         rest = self._pool.quota_left_between(low + 1, high + 1, team, kind)
         return min(rest, self.tree.available(first.use, team, kind))
 
-    def floor_now(self, until_s: float, holds: Sequence[IntArray | None] | None = None) -> Floor:
-        """The floor of the window from now to until_s."""
-        n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
-        return Floor([self.now, *self.pinches[: n - 1]], holds, self._pool.least(n))
+    def floor_now(self, until_s: float) -> Floor:
+        """The floor of the window from now to until_s, bookings aside."""
+        n = 1 + bisect_left(self._pinch_at_s, until_s)
+        return Floor([self.now, *self.pinches[: n - 1]], None, self._pool.least(n))
+
+    def view(
+        self, gang: Gang, first: State, until_s: float, *, promises: bool = True, reservations: bool = True
+    ) -> View:
+        """What the window from `first` to until_s leaves to this gang.
+
+        Args:
+            promises: False: as if nothing had been promised; only from now on.
+            reservations: False: as if nothing had been booked.
+        """
+        if first is not self.now:
+            return self._view(gang, first, until_s, promises, reservations)
+        n = 1 + bisect_left(self._pinch_at_s, until_s)
+        met = self._met(n, until_s, self.allowed(gang)) if self.bookings and reservations else None
+        key = (n, met, promises)
+        known = self._views.get(key)
+        if known is None:
+            known = self._views[key] = self._view(gang, first, until_s, promises, reservations)
+        return known
+
+    def _view(self, gang: Gang, first: State, until_s: float, promises: bool, reservations: bool) -> View:
+        states = self.window(first, until_s) if promises else self.without_promises(until_s)
+        shut: IntArray | None = None
+        holds: list[IntArray | None] | None = None
+        if self.bookings and reservations:
+            shut = self.closed(gang, first.at_s, until_s)
+            holds = [self.hold(state, gang, until_s) for state in states]
+        least = None
+        if promises:
+            low, high = self._range(first.at_s, until_s)  # the pool's first state is now
+            is_now = first is self.now
+            least = self._pool.least(1 + high) if is_now else self._pool.least_with(first, low + 1, high + 1)
+        return View(Floor(states, holds, least), shut)
+
+    def _met(self, n: int, until_s: float, allowed: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions of the bookings that a gang meets until then; those that are still to start start at a pinch."""
+        known = self._windows.get((n, allowed))
+        if known is None:
+            met = (i for i, b in enumerate(self.bookings) if b.start_s < until_s or not b.is_flexible)
+            known = self._windows[n, allowed] = tuple(i for i in met if i not in allowed)
+        return known
 
     def window_of(self, gang: Gang, until_s: float) -> Window:
         """What a gang that starts now meets until then; gangs of one shape with equal windows fare alike."""
-        n = 1 + bisect_left(self.pinches, until_s, key=lambda p: p.at_s)
+        n = 1 + bisect_left(self._pinch_at_s, until_s)
         if not self.bookings:
             return n, ()
-        allowed = self.allowed(gang)
-        met = (i for i, b in enumerate(self.bookings) if b.start_s < until_s or not b.is_flexible)
-        ends = (b.end_s for b in self.bookings)
-        inside = -1 - sum(until_s <= end for end in ends) if gang.shape.reservation != NONE else 0
-        return n, (inside, *(i for i in met if i not in allowed))
+        met = self._met(n, until_s, self.allowed(gang))
+        if gang.shape.reservation == NONE:
+            return n, met
+        return n, (-1 - sum(until_s <= b.end_s for b in self.bookings), *met)
 
     def quota_left_now(self, team: int, kind: int, n: int) -> int:
         """Millionths of a device the team may take of this kind, now and at the first n - 1 pinches."""
         if team == NONE or not self.tree.teams or not self.tree.limited[kind]:
             return BIG
-        return self._pool.quota_left(n, team, kind)
+        known = self._left.get((team, kind, n))
+        if known is None:
+            known = self._left[team, kind, n] = self._pool.quota_left(n, team, kind)
+        return known
 
     def without_promises(self, until_s: float) -> list[State]:
         """Now, and the start of every booking before until_s, as if nothing had been promised."""
@@ -389,8 +454,10 @@ class Calendar:
                 if pinch.at_s >= held.end_s:
                     break
                 pinch.charge(self.frame, self.tree, held.charge, sign, held.bookings)
-        self._pool.touched(np.unique(np.concatenate([held.charge.nodes for held in some])))
+        touched = some[0].charge.nodes if len(some) == 1 else np.concatenate([h.charge.nodes for h in some])
+        self._pool.touched(np.unique(touched) if len(touched) > 1 else touched)
         self._unpromised.clear()
+        self._changed()
 
     def has_free(self, charge: Charge) -> bool:
         """Whether just these devices, and all else it takes, are free now."""
@@ -444,6 +511,7 @@ class Calendar:
             if start_s <= pinch.at_s < end_s:
                 pinch.charge(self.frame, self.tree, charge, 1, allowed)
         self._pool.touched(charge.nodes)
+        self._changed()
         position = self._coming.add(charge, allowed)
         self._promised.add(position)
         self._coming.at(start_s, 1, position)
@@ -457,6 +525,7 @@ class Calendar:
             if promise.start_s <= pinch.at_s < promise.end_s:
                 pinch.charge(self.frame, self.tree, promise.charge, -1, promise.bookings)
         self._pool.touched(promise.charge.nodes)
+        self._changed()
         self._coming.remove(promise.position)
 
     def seek(self, search: "Search", deadline_s: float) -> bool:

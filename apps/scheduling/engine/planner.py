@@ -57,7 +57,7 @@ from apps.scheduling.engine.sizes import (
     relative_rate,
     sizes_of,
 )
-from apps.scheduling.engine.state import Floor, State, charge_of
+from apps.scheduling.engine.state import State, charge_of
 
 _EMPTY = Rules(quota=False, reservation=False, staging=False, priority=True, resources=False)
 
@@ -450,18 +450,12 @@ class Pass:
         """
         until_s = first.at_s + duration_s
         calendar = self.calendar
-        is_now = first is calendar.now and rules.priority
-        states: Sequence[
-            State
-        ] = ()  # only bookings look at each instant; the calendar keeps the floor at hand
-        if not rules.priority:
-            states = calendar.without_promises(until_s)
-        elif calendar.bookings:
-            states = calendar.window(first, until_s)
-        if rules.quota and not self._quota_allows(
-            gang, kind, first, until_s, states if not rules.priority else ()
-        ):
-            return None
+        if rules.quota:
+            states: Sequence[State] = ()  # where promises count, the calendar keeps the least at hand
+            if not rules.priority:
+                states = calendar.without_promises(until_s)
+            if not self._quota_allows(gang, kind, first, until_s, states):
+                return None
         may_use = healthy = self.may_use(gang, unhealthy=rules.unhealthy)
         if within is not None:
             may_use = may_use & within
@@ -469,14 +463,12 @@ class Pass:
         if ready is not None:
             may_use = may_use & (ready <= first.at_s + hold_s)
         only: IntArray | None = None
-        holds: list[IntArray | None] | None = None
+        view = calendar.view(gang, first, until_s, promises=rules.priority, reservations=rules.reservation)
+        floor = view.floor
         if calendar.bookings:
-            if rules.reservation:
-                shut = calendar.closed(gang, first.at_s, until_s)
-                if shut is not None:
-                    may_use = may_use.copy()
-                    may_use[shut] = False
-                holds = [calendar.hold(state, gang, until_s) for state in states]
+            if view.shut is not None:
+                may_use = may_use.copy()
+                may_use[view.shut] = False
             if gang.shape.reservation != NONE:
                 position = calendar.position.get(gang.shape.reservation)
                 if position is None:
@@ -486,13 +478,9 @@ class Pass:
                     return None
                 booked = calendar.booked_nodes[position]
                 only = np.minimum.reduce(
-                    [np.maximum(0, booked - state.booked.get(position, 0)) for state in states]
+                    [np.maximum(0, booked - state.booked.get(position, 0)) for state in floor.states]
                 )
                 may_use = may_use & (booked > 0)
-        if not rules.priority:
-            floor = Floor(states, holds)
-        else:
-            floor = calendar.floor_now(until_s, holds) if is_now else calendar.floor(first, until_s, holds)
         for mask in self._within_one_cluster(gang, may_use):
             terms = Terms(
                 mask,
@@ -716,10 +704,17 @@ class Pass:
     def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
         key, n = self.failure_key(gang, kind)
         return any(
-            n >= failed_n and duration_s >= failed_s for failed_n, failed_s in self._failed.get(key, ())
+            n >= failed_n and duration_s > failed_s for failed_n, failed_s in self._failed.get(key, ())
         )
+
+    def shortest_to_fail(self, gang: Gang, duration_s: float) -> float:
+        """Whatever of this shape lasts longer than this fails too, if it failed for so long."""
+        if gang.shape.reservation != NONE:
+            return float(np.nextafter(duration_s, -inf))  # the end of its reservation is no pinch
+        return self.calendar.last_pinch_s(self.now_s + duration_s) - self.now_s
 
     def _remember(self, gang: Gang, kind: int, duration_s: float) -> None:
         key, n = self.failure_key(gang, kind)
-        kept = [(m, s) for m, s in self._failed.get(key, ()) if m < n or s < duration_s]
-        self._failed[key] = [*kept, (n, duration_s)]
+        longer_s = self.shortest_to_fail(gang, duration_s)
+        kept = [(m, s) for m, s in self._failed.get(key, ()) if m < n or s < longer_s]
+        self._failed[key] = [*kept, (n, longer_s)]

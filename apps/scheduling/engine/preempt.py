@@ -71,7 +71,7 @@ class Preemptor:
         self.walk = walk
         self._running = {r.gang.id: r for r in walk.snapshot.running}
         self._items: list[Item] | None = None
-        self._shielded: list[tuple[float, int]] = []  # until when, and priority
+        self._shielded: dict[int, float] = {}  # by priority: when the first of them may be asked
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
 
@@ -89,11 +89,11 @@ class Preemptor:
                 continue
             duration_s = walk.duration_s(gang, kind)
             key, n = self._key(gang, kind)
-            if any(n >= m and duration_s >= s for m, s in self._failed.get(key, ())):
+            if any(n >= m and duration_s > s for m, s in self._failed.get(key, ())):
                 continue
             room = self._on_kind(gang, kind, duration_s)
             if room is None:
-                self._failed.setdefault(key, []).append((n, duration_s))
+                self._failed.setdefault(key, []).append((n, walk.shortest_to_fail(gang, duration_s)))
             elif best is None or room.cost < best.cost:
                 best = room
         return best
@@ -137,13 +137,14 @@ class Preemptor:
     def _all_items(self) -> list[Item]:
         if self._items is None:
             walk, policy = self.walk, self.walk.policy
-            self._items, self._shielded = [], []
+            self._items, self._shielded = [], {}
             for running in self._running.values():
                 gang = running.gang
                 if running.is_leaving or not gang.preemptible:
                     continue
                 if walk.now_s - running.started_s < policy.shield_s:
-                    self._shielded.append((running.started_s + policy.shield_s, gang.priority))
+                    until_s = running.started_s + policy.shield_s
+                    self._shielded[gang.priority] = min(self._shielded.get(gang.priority, inf), until_s)
                     continue
                 self._items.extend(self._replicas(running))
                 if policy.most_evictions is None or gang.n_evictions < policy.most_evictions:
@@ -268,7 +269,7 @@ class Preemptor:
 
     def _on_kind(self, gang: Gang, kind: int, duration_s: float) -> Room | None:
         items = self._eligible(gang, kind)
-        for until_s, priority in self._shielded:
+        for priority, until_s in self._shielded.items():
             if priority < gang.priority:
                 self.walk.boundary_s = min(self.walk.boundary_s, until_s)  # it may be asked then
         if not items:

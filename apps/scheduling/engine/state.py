@@ -283,7 +283,7 @@ class Floor:
         least: (whole, cpu, mem, head) over all states, where somebody has kept it.
     """
 
-    __slots__ = ("_dev", "cpu", "head", "mem", "states", "whole", "wholes")
+    __slots__ = ("_dev", "_shared", "cpu", "head", "mem", "states", "whole", "wholes")
 
     def __init__(
         self,
@@ -294,6 +294,7 @@ class Floor:
         first = states[0]
         self.states = states
         self._dev: IntArray | None = first.dev if len(states) == 1 else None
+        self._shared: IntArray | None = None
         is_held = holds is not None and any(hold is not None for hold in holds)
         self.wholes: Sequence[IntArray] | None = None
         if holds is not None and is_held:
@@ -325,6 +326,11 @@ class Floor:
 
         A device that empties within the window may be promised whole by then; sharing it on would break the promise.
         """
+        if self._shared is None:
+            self._shared = self._shareable(frame)
+        return self._shared
+
+    def _shareable(self, frame: Frame) -> IntArray:
         shared = np.where(self.dev < FULL, self.dev, 0)
         if not shared.any():
             return shared
