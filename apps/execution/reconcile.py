@@ -13,7 +13,9 @@ from typing import Final, Literal
 
 from apps.execution.backends.base import EndReason, RunState, Seen
 
-Outcome = Literal["succeeded", "failed", "cancelled", "timed_out", "vacated", "start_failed", "node_lost"]
+Outcome = Literal[
+    "succeeded", "failed", "cancelled", "timed_out", "vacated", "start_failed", "node_lost", "data_late"
+]
 
 
 class Cause(StrEnum):
@@ -25,6 +27,7 @@ class Cause(StrEnum):
     PREEMPTION = "preemption"
     PAUSE = "pause"
     NODE_LOST = "node_lost"
+    DATA_LATE = "data_late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,7 @@ _BY_CAUSE: Final[dict[Cause, Outcome]] = {
     Cause.PREEMPTION: "vacated",
     Cause.PAUSE: "vacated",
     Cause.NODE_LOST: "node_lost",
+    Cause.DATA_LATE: "data_late",
 }
 
 

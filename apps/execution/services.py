@@ -48,6 +48,7 @@ from apps.inventory.models import Cluster, Health
 from apps.jobs import services as jobs
 from apps.jobs import tokens
 from apps.jobs.models import Allocation, Desired, DeviceClaim, Observed, Placement
+from apps.staging.selectors import places_of_copies
 
 # A launch that a backend keeps refusing is given up after this long, and counts as a failure to start.
 LAUNCH_PATIENCE: Final = timedelta(seconds=60)
@@ -293,7 +294,7 @@ def _launch(cluster: Cluster, backend: Backend, allocation_ids: Sequence[int], a
     has_launched = False
     for first in range(0, len(allocation_ids), _ORDERS_AT_ONCE):
         # Read again, so that what was stopped meanwhile does not start.
-        rows = _to_launch(allocation_ids[first : first + _ORDERS_AT_ONCE])
+        rows = _with_data(_to_launch(allocation_ids[first : first + _ORDERS_AT_ONCE]), at)
         orders, refused = _orders(cluster, rows, at)
         refused |= backend.launch(orders, at=at)
         for row in rows:
@@ -313,11 +314,38 @@ def _to_launch(allocation_ids: Sequence[int]) -> QuerySet[Allocation]:
     )
 
 
+def _with_data(rows: QuerySet[Allocation], at: datetime) -> list[Allocation]:
+    """Those whose data is there; devices that have waited for it long enough are given back."""
+    found = list(rows)
+    held = [row for row in found if row.data_due_at is not None and row.observed_data_at is None]
+    if not held:
+        return found
+    copies = places_of_copies({name for row in held for name in row.job.spec.get("datasets", ())})
+    waiting = set()
+    for row in held:
+        assert row.data_due_at is not None
+        if _has_data(row, copies):
+            jobs.data_arrived(allocation_id=row.pk, at=at)
+            continue
+        waiting.add(row.pk)
+        if at >= row.data_due_at:
+            # Whoever stops it now leaves the mark by which it is known never to have begun.
+            jobs.request_data_late_stop(allocation_id=row.pk, at=at)
+    return [row for row in found if row.pk not in waiting]
+
+
+def _has_data(allocation: Allocation, copies: Mapping[str, frozenset[int]]) -> bool:
+    """Whether each of its nodes has a copy of all that the job reads. A node without storage reads every copy."""
+    places = {placement.node.storage_id for placement in allocation.placements.all()} - {None}
+    # A data set that was deleted meanwhile is waited for by nobody.
+    return all(places <= copies[name] for name in allocation.job.spec.get("datasets", ()) if name in copies)
+
+
 def _orders(
-    cluster: Cluster, rows: QuerySet[Allocation], at: datetime
+    cluster: Cluster, rows: Sequence[Allocation], at: datetime
 ) -> tuple[list[Order], dict[int, OutsideError]]:
     orders, refused = [], {}
-    secrets = {} if cluster.is_simulated else tokens.issue(allocations=list(rows), at=at)
+    secrets = {} if cluster.is_simulated else tokens.issue(allocations=rows, at=at)
     for row in rows:
         try:
             orders.append(order_of(row, is_played=cluster.is_simulated, token=secrets.get(row.pk)))
@@ -331,7 +359,7 @@ def _orders(
 def _note_refusal(backend: Backend, allocation: Allocation, error: OutsideError, at: datetime) -> None:
     """Remember why it did not start; when there is no hope, mark it, so that it ends and is tried again."""
     Allocation.objects.filter(pk=allocation.pk).update(observed_message=error.message[:1000])
-    if error.permanent or at - allocation.bound_at > LAUNCH_PATIENCE:
+    if error.permanent or at - (allocation.observed_data_at or allocation.bound_at) > LAUNCH_PATIENCE:
         stop = StopOrder(
             allocation_id=allocation.pk, job_id=allocation.job_id, fence=allocation.fence, grace_s=0.0
         )

@@ -147,6 +147,7 @@ class StopCause(models.TextChoices):
     PREEMPTION = "preemption"
     PAUSE = "pause"
     NODE_LOST = "node_lost"
+    DATA_LATE = "data_late"
 
 
 class Observed(models.TextChoices):
@@ -179,12 +180,16 @@ class Allocation(models.Model):
     )
     stop_at = models.DateTimeField(null=True, blank=True)
     grace_s = models.FloatField(default=10.0)
+    data_due_at = models.DateTimeField(
+        null=True, blank=True, help_text="Its data is on the way; its devices wait for it until then."
+    )
 
     observed_state = models.CharField(max_length=10, choices=Observed.choices, default=Observed.PENDING)
     observed_started_at = models.DateTimeField(null=True, blank=True)
     observed_at = models.DateTimeField(null=True, blank=True)
     observed_exit_code = models.IntegerField(null=True, blank=True)
     observed_message = models.CharField(max_length=1000, blank=True)
+    observed_data_at = models.DateTimeField(null=True, blank=True, help_text="All its data was there.")
 
     class Meta:
         constraints = [
@@ -195,6 +200,10 @@ class Allocation(models.Model):
             models.CheckConstraint(
                 condition=Q(desired_power_cap_share__gt=0, desired_power_cap_share__lte=1),
                 name="cap_is_a_share",
+            ),
+            models.CheckConstraint(
+                condition=Q(observed_data_at=None) | Q(data_due_at__isnull=False),
+                name="data_arrives_where_it_is_waited_for",
             ),
         ]
         indexes = [

@@ -260,6 +260,14 @@ def last_checkpoint_at(allocation_ids: Collection[int]) -> dict[int, datetime]:
     }
 
 
+def staging_s(allocation: Allocation, at: datetime) -> float:
+    """Seconds that the devices of an attempt were held while its data was on its way."""
+    if allocation.data_due_at is None:
+        return 0.0
+    until = allocation.observed_data_at or allocation.ended_at or at
+    return max(0.0, (until - allocation.bound_at).total_seconds())
+
+
 def progress_of(allocation: Allocation) -> Progress | None:
     """What an attempt said of itself, if it ever did."""
     return Progress.objects.filter(allocation=allocation).first()

@@ -44,7 +44,9 @@ MAX_NODE_LOSSES: Final = 10
 BACKOFF_S: Final = 10.0
 MAX_BACKOFF_S: Final = 600.0
 
-Outcome = Literal["succeeded", "failed", "cancelled", "timed_out", "vacated", "start_failed", "node_lost"]
+Outcome = Literal[
+    "succeeded", "failed", "cancelled", "timed_out", "vacated", "start_failed", "node_lost", "data_late"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Decision:
     placements: tuple[Grant, ...]
     why: Mapping[str, Any] = field(default_factory=dict)
     power_cap_share: float = 1.0
+    data_due_at: datetime | None = None  # its devices wait for its data until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -786,6 +789,7 @@ def _write_allocations(
             "why": [decision.why for decision, _, _ in taken],
             "desired_power_cap_share": [decision.power_cap_share for decision, _, _ in taken],
             "grace_s": [job.grace_s for _, job, _ in taken],
+            "data_due_at": [decision.data_due_at for decision, _, _ in taken],
         },
         {"pass_id": pass_id, "bound_at": at},
     )
@@ -922,6 +926,19 @@ def allocation_started(*, allocation_id: int, fence: int, at: datetime) -> Job:
 
 
 @transaction.atomic
+def data_arrived(*, allocation_id: int, at: datetime) -> Allocation:
+    """Note that all data an attempt waited for is there. Twice changes nothing."""
+    job, allocation = _locked_allocation(allocation_id, None)
+    is_waiting = allocation.data_due_at is not None and allocation.observed_data_at is None
+    if not is_waiting or allocation.ended_at is not None:
+        return allocation
+    allocation.observed_data_at = allocation.observed_at = max(at, allocation.bound_at)
+    allocation.save(update_fields=["observed_data_at", "observed_at"])
+    record_many([_allocation_event("allocation.data_arrived", allocation, job, at=at)])
+    return allocation
+
+
+@transaction.atomic
 def allocation_ended(
     *,
     allocation_id: int,
@@ -986,6 +1003,10 @@ def _move_on(
     if is_spent:
         _end(job, Trigger.TIMED_OUT, at=at, code="time_limit", message=message)
         return "job.timed_out"
+    if outcome == "data_late" and job.state == State.STARTING:
+        # Nobody's failure: the planner knows by now when the data will be there.
+        _requeue(job, [Trigger.START_FAILED], at=at, retry_s=0.0)
+        return "job.data_late"
     if outcome == "start_failed":
         job.n_start_failures += 1
         if job.n_start_failures >= MAX_START_FAILURES or job.state != State.STARTING:
@@ -1129,13 +1150,22 @@ def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: date
 @transaction.atomic
 def request_time_limit_stop(*, allocation_id: int, at: datetime) -> Allocation:
     """Ask an attempt to end because its job has used up its running time."""
+    return _request_stop(allocation_id, StopCause.TIME_LIMIT, at)
+
+
+@transaction.atomic
+def request_data_late_stop(*, allocation_id: int, at: datetime) -> Allocation:
+    """Have an attempt give its devices back because its data did not come in time; its job goes back to the queue."""
+    return _request_stop(allocation_id, StopCause.DATA_LATE, at)
+
+
+def _request_stop(allocation_id: int, cause: StopCause, at: datetime) -> Allocation:
     job, allocation = _locked_allocation(allocation_id, None)
     if allocation.ended_at is not None or allocation.desired_state == Desired.STOP:
         return allocation
-    _ask_to_stop(allocation, StopCause.TIME_LIMIT, at)
-    record_many(
-        [_allocation_event("allocation.stop_requested", allocation, job, at=at, data={"cause": "time_limit"})]
-    )
+    _ask_to_stop(allocation, cause, at)
+    data = {"cause": cause.value}
+    record_many([_allocation_event("allocation.stop_requested", allocation, job, at=at, data=data)])
     return allocation
 
 

@@ -1,13 +1,16 @@
 """What data sets there are, where, and what is on its way."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
 from django.db.models import Prefetch, Q, QuerySet
 
+from apps.inventory.models import Backend, Node
 from apps.staging.models import Copy, Dataset, Store, Transfer
+from apps.staging.routes import Roads
 from apps.teams import policies
 from apps.teams.models import User
 
@@ -56,22 +59,16 @@ class DatasetRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreRow:
-    """How fast copies come to and go from a storage domain."""
-
-    domain_id: int
-    rate_gib_per_s: float
-    is_simulated: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StagingPicture:
     datasets: tuple[DatasetRow, ...]
-    stores: tuple[StoreRow, ...]
+    roads: Roads
 
 
 def staging_picture(at: datetime) -> StagingPicture:
-    """All that a pass has to know of data: four queries, whatever there is."""
+    """All that a pass has to know of data: five queries, whatever there is; one where there are no data sets."""
+    datasets = list(Dataset.objects.order_by("id").values_list("id", "name", "size_gib"))
+    if not datasets:
+        return StagingPicture((), Roads((), frozenset()))
     copies: dict[int, set[int]] = defaultdict(set)
     for dataset_id, domain_id in Copy.objects.values_list("dataset_id", "domain_id"):
         copies[dataset_id].add(domain_id)
@@ -97,15 +94,28 @@ def staging_picture(at: datetime) -> StagingPicture:
                 arrives_at=arrives.get(pk, {}),
                 rests_until_at=rests.get(pk, {}),
             )
-            for pk, name, size_gib in Dataset.objects.order_by("id").values_list("id", "name", "size_gib")
+            for pk, name, size_gib in datasets
         ),
-        tuple(
-            StoreRow(domain_id, rate if most is None else min(rate, most), is_simulated)
-            for domain_id, rate, most, is_simulated in Store.objects.order_by("domain_id").values_list(
-                "domain_id", "rate_gib_per_s", "most_gib_per_s", "is_simulated"
-            )
-        ),
+        Roads(Store.objects.order_by("domain_id"), _simulated_domains()),
     )
+
+
+def _simulated_domains() -> frozenset[int]:
+    """Storage domains in which only simulated clusters have nodes."""
+    backends: dict[int, set[str]] = defaultdict(set)
+    rows = Node.objects.filter(storage__isnull=False).values_list("storage_id", "cluster__backend")
+    for domain_id, backend in rows.order_by().distinct():
+        backends[domain_id].add(backend)
+    return frozenset(domain_id for domain_id, found in backends.items() if found == {Backend.SIMULATED})
+
+
+def places_of_copies(names: Collection[str]) -> dict[str, frozenset[int]]:
+    """The storage domains, by id, that hold a copy of each of these data sets; one that is not there is absent."""
+    found: dict[str, set[int]] = {}
+    rows = Dataset.objects.filter(name__in=names).values_list("name", "copies__domain_id")
+    for name, domain_id in rows:
+        found.setdefault(name, set()).update(() if domain_id is None else (domain_id,))
+    return {name: frozenset(places) for name, places in found.items()}
 
 
 def rests_until(dataset_id: int, to_domain_id: int, *, at: datetime) -> datetime | None:

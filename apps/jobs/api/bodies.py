@@ -211,6 +211,10 @@ class AllocationOut(Out):
     cluster: str
     is_simulated: bool
     bound_at: datetime
+    data_due_at: datetime | None = Field(
+        description="Its data was on the way when it was bound; its devices wait for it until then at the most."
+    )
+    data_at: datetime | None = Field(description="When all its data was there, if it had to wait for it.")
     started_at: datetime | None
     ended_at: datetime | None
     desired_state: str
@@ -417,6 +421,8 @@ def allocation_out(
         "cluster": allocation.cluster.name,
         "is_simulated": allocation.cluster.is_simulated,
         "bound_at": allocation.bound_at,
+        "data_due_at": allocation.data_due_at,
+        "data_at": allocation.observed_data_at,
         "started_at": allocation.observed_started_at,
         "ended_at": allocation.ended_at,
         "desired_state": allocation.desired_state,

@@ -196,7 +196,7 @@ def test_the_picture_for_a_pass_says_what_lies_where_and_what_is_on_its_way(
     failed = services.request_stage(dataset_id=gone.pk, to_domain_id=s2.pk, for_job_id=1, at=NOON)
     services.end_transfer(transfer_id=failed.pk, at=NOON, error="disk full")
 
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(5):
         picture = selectors.staging_picture(NOON)
 
     assert picture.datasets == (
@@ -215,7 +215,31 @@ def test_the_picture_for_a_pass_says_what_lies_where_and_what_is_on_its_way(
             rests_until_at={s2.pk: NOON + selectors.RESTS_FOR},
         ),
     )
-    assert picture.stores == (selectors.StoreRow(s1.pk, 0.5, is_simulated=False),)
+    # Nothing stands behind s2: nothing can be carried there.
+    assert picture.roads.rate_gib_per_s({s1.pk}, s2.pk) is None
+
+
+def test_without_data_sets_a_pass_asks_once(stores, django_assert_num_queries):
+    with django_assert_num_queries(1):
+        assert selectors.staging_picture(NOON).datasets == ()
+
+
+def test_roads_lead_between_stores_at_the_slower_rate_and_to_where_transfers_are_played(stores, roots):
+    s1, s2 = stores
+    played = domain("played", "storage")
+    node(storage=played)
+    store(f"{roots}/a", rate_gib_per_s=2.0)
+    services.create_store(
+        domain="s2", base_uri=f"{roots}/b", rate_gib_per_s=8.0, most_gib_per_s=0.5, actor=None, at=NOON
+    )
+    name_it(at=["s1"])
+    roads = selectors.staging_picture(NOON).roads
+
+    assert roads.rate_gib_per_s({s1.pk}, s2.pk) == 0.5
+    assert roads.rate_gib_per_s({s1.pk}, s1.pk) is None
+    assert roads.rate_gib_per_s({s1.pk, s2.pk}, played.pk) == 2.0
+    assert roads.rate_gib_per_s({played.pk}, s1.pk) is None
+    assert roads.rate_gib_per_s((), played.pk) is None
 
 
 # What the database refuses ---------------------------------------------------------------------------------------
