@@ -1,6 +1,6 @@
 """What is known about the facility as built and the health of its nodes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
@@ -48,6 +48,13 @@ def site() -> Site:
     assert row is not None
     name, n_halls, is_simulated, is_all_simulated = row
     return Site(name or "Facility", n_halls, is_simulated, is_all_simulated)
+
+
+def known_kinds(names: Collection[str]) -> frozenset[str]:
+    """Those of the names that accelerator types have."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM inventory_acceleratortype WHERE name = ANY(%s)", [list(names)])
+        return frozenset(name for (name,) in cursor.fetchall())
 
 
 def nodes_visible_to(viewer: Viewer) -> QuerySet[Node]:

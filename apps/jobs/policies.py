@@ -11,6 +11,11 @@ def may_submit_to(actor: User, team: Team) -> bool:
     return teams.is_member(actor, team) or teams.is_lead(actor, team)
 
 
+def may_submit(standing: teams.Standing) -> bool:
+    """As may_submit_to(), of somebody whose standing is known."""
+    return standing.is_member or standing.is_lead
+
+
 def may_change(actor: User, job: Job) -> bool:
     """Its team's members, the leads above, and who operates the facility."""
     return may_submit_to(actor, job.team) or teams.may_operate(actor)
@@ -32,11 +37,15 @@ def require_may_release(actor: User, job: Job) -> None:
 
 def require_within_ceiling(actor: User, team: Team, priority: int) -> None:
     """A team has no higher priority than any team above it, whatever its own ceiling says."""
-    if teams.may_operate(actor):
-        return
-    ceiling = teams.ceiling_of(team)
-    if priority > ceiling:
-        raise OverCeiling(team=team.name, asked=priority, ceiling=ceiling)
+    if over := over_ceiling(actor, team, priority, teams.ceiling_of(team)):
+        raise over
+
+
+def over_ceiling(actor: User, team: Team, priority: int, ceiling: int) -> OverCeiling | None:
+    """What a priority over the team's ceiling is refused with."""
+    if priority <= ceiling or teams.may_operate(actor):
+        return None
+    return OverCeiling(team=team.name, asked=priority, ceiling=ceiling)
 
 
 def require_may_extend(actor: User, job: Job) -> None:

@@ -10,18 +10,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Exists, ForeignKey, Max, OuterRef
+from django.db.models import ForeignKey, Max
 from django.utils.module_loading import import_string
 
 from apps.events.services import EventRow, record_many
-from apps.inventory.models import AcceleratorType, Cluster, Health
+from apps.inventory.models import Cluster, Health
+from apps.inventory.selectors import known_kinds
 from apps.jobs import intake, policies, rows, selectors
-from apps.jobs.errors import Fault, NoSuchJob, NotNow, OverCeiling, Refused, Stale
+from apps.jobs.errors import Fault, NoSuchJob, NotNow, Refused, Stale
 from apps.jobs.lifecycle import ENDED, HOLDING, State, Trigger, follow
 from apps.jobs.models import (
     Allocation,
@@ -36,7 +36,8 @@ from apps.jobs.models import (
 from apps.jobs.spec import JobRequest, ReplicaRange
 from apps.reservations.models import Reservation
 from apps.staging.models import Dataset
-from apps.teams.models import Team, User
+from apps.teams.models import User
+from apps.teams.policies import Standing, standings_of
 
 MAX_JOBS_AT_ONCE: Final = 10_000
 MAX_START_FAILURES: Final = 5
@@ -266,7 +267,7 @@ def _submitted_before(keys: Sequence[str | None]) -> list[Job]:
 
 def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) -> tuple["_Names", list[str]]:
     """What they name, and the shape of each."""
-    names = _Names(requests)
+    names = _Names(requests, actor)
     faults = [
         fault for index, request in enumerate(requests) for fault in names.faults(index, request, actor, at)
     ]
@@ -287,23 +288,14 @@ def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) ->
 class _Names:
     """Everything a batch of requests names, read once."""
 
-    def __init__(self, requests: Sequence[JobRequest]) -> None:
-        teams = {request.team for request in requests}
-        self.teams = {
-            team.name: team
-            # With those above it: the ceiling of a team is also that of each of them.
-            for team in Team.objects.filter(name__in=teams)
-            .select_related("parent__parent")
-            .annotate(is_inner=Exists(Team.objects.filter(parent=OuterRef("pk"))))
-        }
+    def __init__(self, requests: Sequence[JobRequest], actor: User) -> None:
+        self.teams = standings_of(actor, {request.team for request in requests})
         clusters = {request.cluster for request in requests if request.cluster is not None}
         self.clusters = {c.name: c for c in Cluster.objects.filter(name__in=clusters)} if clusters else {}
         kinds = {
             kind for request in requests for group in request.all_groups for kind in group.accelerators or ()
         }
-        self.kinds = frozenset(
-            AcceleratorType.objects.filter(name__in=kinds).values_list("name", flat=True) if kinds else ()
-        )
+        self.kinds = known_kinds(kinds) if kinds else frozenset()
         datasets = {name for request in requests for name in request.datasets}
         self.datasets = frozenset(
             Dataset.objects.filter(name__in=datasets).values_list("name", flat=True) if datasets else ()
@@ -321,19 +313,18 @@ class _Names:
         )
         after = {job_id for request in requests for job_id in request.after}
         self.jobs = Job.objects.only("id", "team_id", "state").in_bulk(after) if after else {}
-        self._may_submit = cache(policies.may_submit_to)
-        self._over_ceiling = cache(_over_ceiling)
 
     def faults(self, index: int, request: JobRequest, actor: User, at: datetime) -> Iterable[Fault]:
-        team = self.teams.get(request.team)
-        if team is None or not self._may_submit(actor, team):
+        standing = self.teams.get(request.team)
+        if standing is None or not policies.may_submit(standing):
             # One answer for both: whether the team exists is not told.
             yield Fault("team", "unknown_team", "is not a team you may submit to", index)
             return
-        if team.is_inner:
+        team = standing.team
+        if standing.is_inner:
             yield Fault("team", "not_a_leaf", f"{team.name} has teams below it; name one of those", index)
-        if over := self._over_ceiling(actor, team, request.priority):
-            yield Fault("priority", "over_ceiling", over, index)
+        if over := policies.over_ceiling(actor, team, request.priority, standing.ceiling):
+            yield Fault("priority", "over_ceiling", over.message, index)
         if request.user is not None and request.user != actor.get_username():
             yield Fault("user", "not_you", "must be absent or your own name", index)
         if request.cluster is not None and request.cluster not in self.clusters:
@@ -356,35 +347,27 @@ class _Names:
             elif job_id in request.after[:position]:
                 yield Fault(f"after[{position}]", "invalid", f"job {job_id} is already named", index)
         if request.reservation is not None:
-            yield from self._reservation_faults(index, request, team, at)
+            yield from self._reservation_faults(index, request, standing, at)
         if request.not_before and request.deadline and request.deadline <= request.not_before:
             yield Fault("deadline", "invalid", "must be after not_before", index)
 
     def _reservation_faults(
-        self, index: int, request: JobRequest, team: Team, at: datetime
+        self, index: int, request: JobRequest, standing: Standing, at: datetime
     ) -> Iterable[Fault]:
         booking = self.bookings.get(request.reservation or "")
         if booking is None:
             message = f"there is no reservation {request.reservation!r}"
             yield Fault("reservation", "unknown_reservation", message, index)
-        elif not self._line(team) & {other.pk for other in booking.teams.all()}:
-            yield Fault("reservation", "not_yours", f"is not for {team.name}", index)
+        elif standing.line.isdisjoint(other.pk for other in booking.teams.all()):
+            # What is promised to a team is promised to those below it.
+            yield Fault("reservation", "not_yours", f"is not for {standing.team.name}", index)
         elif not booking.rrule and booking.ends_at <= at:
             yield Fault("reservation", "over", "is over", index)
-
-    @staticmethod
-    def _line(team: Team) -> set[int]:
-        """Ids of the team and of those above it: what is promised to a team is promised to those below."""
-        line = {team.pk}
-        while team.parent is not None and team.parent.pk not in line:
-            team = team.parent
-            line.add(team.pk)
-        return line
 
     def row(self, request: JobRequest, shape: str, actor: User, at: datetime) -> dict[str, Any]:
         spec = intake.public_spec(request)
         return {
-            "team": self.teams[request.team],
+            "team": self.teams[request.team].team,
             "user": actor,
             "name": request.name,
             "spec": spec,
@@ -404,14 +387,6 @@ class _Names:
             "state_at": at,
             "queued_at": at,
         }
-
-
-def _over_ceiling(actor: User, team: Team, priority: int) -> str:
-    try:
-        policies.require_within_ceiling(actor, team, priority)
-    except OverCeiling as error:
-        return error.message
-    return ""
 
 
 def _require_possible(requests: Sequence[JobRequest], shapes: Sequence[str]) -> None:

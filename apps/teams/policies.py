@@ -1,7 +1,12 @@
 """Who may do what, as far as people and teams decide it. Every question is asked here, once for all doors."""
 
-from typing import Any, Protocol
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
+from django.db import connection
+
+from apps.core.columns import Columns
 from apps.core.errors import Forbidden
 from apps.teams.models import WRITE, FacilityRole, MemberRole, Membership, Team, User
 
@@ -64,6 +69,51 @@ def is_lead(user: User, team: Team) -> bool:
         return False
     led = set(Membership.objects.filter(user=user, role=MemberRole.LEAD).values_list("team_id", flat=True))
     return bool(led) and bool(led & set(_line_of(team)))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A team, and how somebody stands to it."""
+
+    team: Team
+    is_inner: bool  # there are teams below it
+    line: frozenset[int]  # ids of the team and of those above it
+    ceiling: int  # as ceiling_of()
+    is_member: bool
+    is_lead: bool
+
+
+_TEAM: Final = Columns(Team, "team")
+_STANDINGS: Final = f"""
+WITH RECURSIVE line AS (
+    SELECT id AS team_id, id, parent_id, priority_ceiling FROM teams_team WHERE name = ANY(%s)
+    UNION
+    SELECT line.team_id, above.id, above.parent_id, above.priority_ceiling
+    FROM line JOIN teams_team above ON above.id = line.parent_id
+)
+SELECT {_TEAM.sql}, EXISTS (SELECT FROM teams_team below WHERE below.parent_id = team.id),
+    array_agg(line.id), min(line.priority_ceiling),
+    coalesce(bool_or(line.id = team.id AND membership.id IS NOT NULL), false),
+    coalesce(bool_or(membership.role = %s), false)
+FROM line JOIN teams_team team ON team.id = line.team_id
+LEFT JOIN teams_membership membership ON membership.team_id = line.id AND membership.user_id = %s
+GROUP BY team.id
+"""  # noqa: S608
+
+
+def standings_of(user: User, names: Collection[str]) -> dict[str, Standing]:
+    """How somebody stands to the teams of these names, as is_member(), is_lead() and ceiling_of() say, at once."""
+    with connection.cursor() as cursor:
+        cursor.execute(_STANDINGS, [list(names), MemberRole.LEAD.value, user.pk])
+        rows = cursor.fetchall()
+    acts, found = _acts(user), {}
+    for row in rows:
+        team = _TEAM.read(row[: _TEAM.n])
+        is_inner, line, ceiling, is_member, is_lead = row[_TEAM.n :]
+        found[team.name] = Standing(
+            team, is_inner, frozenset(line), ceiling, acts and is_member, acts and is_lead
+        )
+    return found
 
 
 def is_lead_above(user: User, team: Team) -> bool:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, transaction
-from django.db.models import ProtectedError, Q
+from django.db import IntegrityError, connection, transaction
+from django.db.models import ProtectedError
 
+from apps.core.columns import Columns
 from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
 from apps.teams import policies, throttles
@@ -599,15 +600,25 @@ def revoke_token(*, token_id: int, actor: User, at: datetime) -> Token:
     return token
 
 
+_TOKEN: Final = Columns(Token, "token")
+_OWNER: Final = Columns(User, "owner")
+# Every request by a token asks this first.
+_OWNER_OF_TOKEN: Final = (
+    f"SELECT {_TOKEN.sql}, {_OWNER.sql} FROM teams_token token JOIN teams_user owner ON owner.id = token.user_id"  # noqa: S608
+    " WHERE token.digest = %s AND token.revoked_at IS NULL AND (token.expires_at IS NULL OR token.expires_at > %s)"
+    " AND owner.is_active"
+)
+
+
 def authenticate_token(secret: str, at: datetime) -> tuple[User, Token] | None:
     """Whose token this is, or None for one that is unknown, expired or revoked, or whose owner may not sign in."""
-    token = (
-        Token.objects.select_related("user")
-        .filter(Q(expires_at=None) | Q(expires_at__gt=at), digest=digest_of(secret), revoked_at=None)
-        .first()
-    )
-    if token is None or not token.user.is_active:
+    with connection.cursor() as cursor:
+        cursor.execute(_OWNER_OF_TOKEN, [digest_of(secret), at])
+        row = cursor.fetchone()
+    if row is None:
         return None
+    token = _TOKEN.read(row[: _TOKEN.n])
+    token.user = _OWNER.read(row[_TOKEN.n :])
     # To the minute is enough, and spares a write for each of hundreds of requests a second.
     if token.last_used_at is None or at - token.last_used_at >= _USE_IS_NOTED_EVERY:
         Token.objects.filter(pk=token.pk).update(last_used_at=at)
