@@ -154,9 +154,10 @@ class Checkpoint(Strict):
 
 
 def _branch_of_replicas(value: object) -> str | None:
-    if isinstance(value, Mapping | ReplicaRange):
-        return _RANGE
-    return _COUNT if isinstance(value, int) and not isinstance(value, bool) else None
+    # The common case first: to ask what is a Mapping takes ten times as long.
+    if isinstance(value, int):
+        return None if isinstance(value, bool) else _COUNT
+    return _RANGE if isinstance(value, ReplicaRange | Mapping) else None
 
 
 _COUNT: Final = BRANCH + "count"

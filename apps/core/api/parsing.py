@@ -43,6 +43,8 @@ def loads_strict(text: str | bytes) -> Any:
         raise
     except json.JSONDecodeError as error:
         raise BadJSON(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    if _is_finite(value):
+        return value
     # Python reads NaN, Infinity and 1e999; nobody else must, and whoever wrote one wants to know where.
     wrong = [
         {"path": path_of(steps), "code": "not_finite", "message": "must be a finite number"}
@@ -51,6 +53,15 @@ def loads_strict(text: str | bytes) -> Any:
     if wrong:
         raise BadJSON(f"{wrong[0]['path'] or 'the number'} must be a finite number", wrong)
     return value
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in it are; by the encoder, which is compiled: a walk of our own takes four times as long."""
+    try:
+        json.dumps(value, allow_nan=False, check_circular=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _not_finite(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
