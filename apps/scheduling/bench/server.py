@@ -28,8 +28,9 @@ class BenchFailed(Exception):
 class Server:
     """Hands out databases; the connection of this process moves to the newest."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pid: int) -> None:
         self.folder = folder
+        self.pid = pid  # of the process above all its others
         self._data = folder / "pg"
         self._n_scenes = 0
 
@@ -67,7 +68,7 @@ def throw_away_server() -> Iterator[Server]:
     process: subprocess.Popen[bytes] | None = None
     try:
         process = embedded_postgres.start_throw_away(folder / "pg", options=("-cmax_wal_size=2GB",))
-        server = Server(folder)
+        server = Server(folder, process.pid)
         server.prepare()
         yield server
     finally:

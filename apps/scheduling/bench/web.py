@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -23,15 +22,15 @@ from django.test import Client, override_settings
 from apps.core import clock
 from apps.jobs import intake
 from apps.jobs.models import Job
-from apps.scheduling.bench import hall, work
+from apps.scheduling.bench import hall, load, work
 from apps.scheduling.bench.planning import Bench, Size, build_queue, steady
 from apps.scheduling.models import Pass
 from apps.teams import services as teams
 
-_N_CLIENTS: Final = 8
-_N_BULK_CLIENTS: Final = 3
-_SINGLE_S: Final = 5.0
-_N_BULKS: Final = 15
+_N_CLIENTS: Final = 16
+_N_BULK_CLIENTS: Final = 4
+_N_SINGLES: Final = 1500
+_N_BULKS: Final = 20
 _BULK: Final = 1000
 _LOOKS: Final = 5
 _LONGEST_START_S: Final = 60.0
@@ -41,58 +40,43 @@ def submit(bench: Bench, size: Size, at: datetime) -> str:
     """Jobs by REST, one by one and a thousand at a time, at two web workers as the Procfile starts them."""
     url = bench.build(size, build_queue, at)
     _, secret = teams.create_token(user=hall.submitter(), name="bench", at=at)
-    with _web_server(bench, url) as port:
-        numbers = count(size.queue)
-        bodies = [json.dumps(_body(work.request_of(next(numbers)))).encode() for _ in range(200)]
-        # A connection stays with one worker: with many, each worker is warm before the watch runs.
-        _post_all(port, secret, "/api/v1/jobs", bodies, 2 * _N_CLIENTS)
-        n_done, seconds, waits_s = _post_for(port, secret, bodies)
-        bench.add("submit", size, "POST /jobs", n_done / seconds, "jobs/s", at_least=200.0)
-        bench.add("submit", size, "POST /jobs, median wait", 1000 * median(waits_s), "ms")
-        bulks = [
-            json.dumps({"jobs": [_body(work.request_of(next(numbers))) for _ in range(_BULK)]}).encode()
-            for _ in range(_N_BULKS)
-        ]
-        _post_all(port, secret, "/api/v1/jobs/bulk", bulks[:2], 2)
-        before, began_s = Job.objects.count(), clock.monotonic_s()
-        _post_all(port, secret, "/api/v1/jobs/bulk", bulks, _N_BULK_CLIENTS)
-        seconds = clock.monotonic_s() - began_s
-        n_done = Job.objects.count() - before
-        bench.add("submit", size, "POST /jobs/bulk", n_done / seconds, "jobs/s", at_least=5000.0)
+    numbers = count(size.queue)
+    singles = [_body(_fields(next(numbers))) for _ in range(_N_SINGLES)]
+    bulks = [_body({"jobs": [_fields(next(numbers)) for _ in range(_BULK)]}) for _ in range(_N_BULKS)]
+    with _web_server(bench, url) as (port, web_pid):
+        for path, bodies, n_clients, n_each, wanted in (
+            ("/api/v1/jobs", singles, _N_CLIENTS, 1, 200.0),
+            ("/api/v1/jobs/bulk", bulks, _N_BULK_CLIENTS, _BULK, 5000.0),
+        ):
+            # A connection stays with one worker: with many, each worker is warm before the watch runs.
+            load.post_all(port, secret, path, bodies[: len(bodies) // 5], n_clients=2 * _N_CLIENTS)
+            with load.watched(web_pid, bench.server.pid) as spent:
+                told = load.post_all(port, secret, path, bodies, n_clients=n_clients)
+            _tell(bench, size, path.removeprefix("/api/v1"), n_each, told, spent, wanted)
     return url
 
 
-def _body(request: Any) -> dict[str, Any]:
-    return intake.public_spec(request)
+def _tell(
+    bench: Bench, size: Size, path: str, n_each: int, told: load.Told, spent: load.Spent, wanted: float
+) -> None:
+    name, n_jobs = f"POST {path}", told.n_answers * n_each
+    bench.add("submit", size, name, n_jobs / told.wall_s, "jobs/s", at_least=wanted)
+    bench.add("submit", size, f"{name}, median wait", 1000 * told.median_wait_s, "ms")
+    bench.add("submit", size, f"{name}, a CPU second of servers", n_jobs / spent.total_s, "jobs")
+    for who, cpu_s in (
+        ("web", spent.web_s),
+        ("database", spent.database_s),
+        ("who asks", told.generator_cpu_s),
+    ):
+        bench.add("submit", size, f"{name}, CPU of {who}", 1e6 * cpu_s / n_jobs, "us a job")
 
 
-def _post_for(port: int, secret: str, bodies: list[bytes]) -> tuple[int, float, list[float]]:
-    """Post one by one from several clients for a while: how many, in how long, and what each waited."""
-    began_s = clock.monotonic_s()
-
-    def client(which: int) -> list[float]:
-        waits_s, turn = [], which
-        with _connected(port) as server:
-            while clock.monotonic_s() - began_s < _SINGLE_S:
-                sent_s = clock.monotonic_s()
-                _post(server, secret, "/api/v1/jobs", bodies[turn % len(bodies)])
-                waits_s.append(clock.monotonic_s() - sent_s)
-                turn += _N_CLIENTS
-        return waits_s
-
-    with ThreadPoolExecutor(_N_CLIENTS) as pool:
-        waits_s = [wait for waits in pool.map(client, range(_N_CLIENTS)) for wait in waits]
-    return len(waits_s), clock.monotonic_s() - began_s, waits_s
+def _fields(number: int) -> dict[str, Any]:
+    return intake.public_spec(work.request_of(number))
 
 
-def _post_all(port: int, secret: str, path: str, bodies: list[bytes], n_clients: int) -> None:
-    def client(which: int) -> None:
-        with _connected(port) as server:
-            for body in bodies[which::n_clients]:
-                _post(server, secret, path, body)
-
-    with ThreadPoolExecutor(n_clients) as pool:
-        list(pool.map(client, range(n_clients)))
+def _body(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
 
 
 @contextmanager
@@ -104,18 +88,9 @@ def _connected(port: int) -> Iterator[HTTPConnection]:
         server.close()
 
 
-def _post(server: HTTPConnection, secret: str, path: str, body: bytes) -> None:
-    headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
-    server.request("POST", path, body, headers)
-    answer = server.getresponse()
-    said = answer.read()
-    if answer.status != 201:
-        raise RuntimeError(f"{path} answered {answer.status}: {said[:300]!r}")
-
-
 @contextmanager
-def _web_server(bench: Bench, url: str) -> Iterator[int]:
-    """Two web workers over this database, as the Procfile starts them; the port."""
+def _web_server(bench: Bench, url: str) -> Iterator[tuple[int, int]]:
+    """Two web workers over this database, as the Procfile starts them; the port and the process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -132,7 +107,7 @@ def _web_server(bench: Bench, url: str) -> Iterator[int]:
     log.close()
     try:
         _wait_until_ready(port, process, bench.server.folder / "web.log")
-        yield port
+        yield port, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         try:

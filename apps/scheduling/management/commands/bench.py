@@ -15,6 +15,7 @@ from apps.core import clock
 from apps.core.embedded_postgres import PostgresFailed
 from apps.scheduling.bench import planning, web
 from apps.scheduling.bench.figures import Board
+from apps.scheduling.bench.load import LoadFailed
 from apps.scheduling.bench.planning import Bench, Size
 from apps.scheduling.bench.server import BenchFailed, throw_away_server
 
@@ -84,7 +85,7 @@ class Command(BaseCommand):
                         CASES[case](bench, size, clock.now())
         except KeyboardInterrupt:
             raise CommandError("Interrupted; the database is gone.", returncode=_INTERRUPTED) from None
-        except (PostgresFailed, BenchFailed) as error:
+        except (PostgresFailed, BenchFailed, LoadFailed) as error:
             raise CommandError(str(error)) from error
         finally:
             if options["json"] and board.figures:
