@@ -1,6 +1,7 @@
 """Writes a plan: starts through the ledger's own services, and what the pass learned about those that wait."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -13,13 +14,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db import connection, transaction
 
+from apps.core.errors import DomainError
 from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
-from apps.scheduling.engine.facts import Evict, Facility, Gang, Placing, Plan, Reserve, Start, Wait
+from apps.scheduling.engine.facts import NONE, Evict, Facility, Gang, Placing, Plan, Reserve, Start, Wait
 from apps.scheduling.models import Earmark, Forecast, Reason, TeamUse
 from apps.scheduling.snapshot import Taken, instant, rule_versions
+from apps.staging import services as staging
+from apps.staging.selectors import places_of_copies
 
 STARTS_AT_ONCE: Final = 500  # a transaction
 REASONS_AT_ONCE: Final = 20_000  # a pass; the rest is written by the passes after it
@@ -29,6 +33,7 @@ USE_EVERY: Final = timedelta(seconds=60)
 # Places behind this one move with every start; telling each step to the database would cost more than planning.
 _NEAR: Final = 200
 _STALE_REASON_S: Final = 60.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,9 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     if taken.snapshot.earmarks:
         Earmark.objects.exclude(job__state=State.QUEUED, expires_at__gt=at).delete()
     cancelled = set(taken.never_satisfied)
+    _send_ahead(taken, plan, at=at)
     waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
+    waits = _told_of_data(taken, waits)
     reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
     _write_forecasts(taken, plan.reserves, at=at)
     _write_use(taken, at=at)
@@ -86,8 +93,10 @@ def _rules_have_changed(taken: Taken) -> bool:
 def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime) -> jobs.Outcomes:
     if _rules_have_changed(taken):
         return jobs.Outcomes((), tuple((start.job_id, _CHANGED) for start in starts))
-    decisions = [decision_of(taken, start) for start in starts]
-    return jobs.allocate_many(decisions=decisions, pass_id=pass_id, at=at)
+    late = _send_for(taken, starts, at=at)
+    decisions = [decision_of(taken, start) for start in starts if start.job_id not in late]
+    outcomes = jobs.allocate_many(decisions=decisions, pass_id=pass_id, at=at)
+    return replace(outcomes, stale=(*outcomes.stale, *late.items())) if late else outcomes
 
 
 @transaction.atomic
@@ -95,6 +104,9 @@ def _earmark(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id:
     """Ask the victims to leave, and keep their place for the job; it starts there when all of them are gone."""
     if _rules_have_changed(taken):
         return _CHANGED
+    late = _send_for(taken, [start], at=at)
+    if late:
+        return late[start.job_id]
     asked = [jobs.Eviction(e.job_id, e.for_job_id, e.rule, e.lost_device_s) for e in evictions]
     why_not = jobs.preempt_many(evictions=asked, pass_id=pass_id, at=at)
     if why_not:
@@ -124,12 +136,17 @@ def decision_of(taken: Taken, start: Start) -> jobs.Decision:
     """A start in the words of the ledger."""
     facility, gang = taken.snapshot.facility, taken.gangs[start.job_id]
     grants = grants_of(facility, gang, start.placing)
+    why = dict(start.why)
+    if start.job_id in taken.out_of_reach:
+        why["without_data"] = list(taken.out_of_reach[start.job_id])
+    waits_for_data = bool(_data_to_come(taken, start))
     return jobs.Decision(
         job_id=start.job_id,
         cluster_id=int(facility.cluster[start.placing[0].node]) if start.placing else 0,
         placements=grants,
-        why=dict(start.why),
+        why=why,
         power_cap_share=start.cap,
+        data_due_at=taken.at + timedelta(seconds=taken.policy.staging_hold_s) if waits_for_data else None,
     )
 
 
@@ -182,6 +199,86 @@ def _batched(items: Sequence[T], n: int) -> Iterator[list[T]]:
     rest = iter(items)
     while some := list(islice(rest, n)):
         yield some
+
+
+# Data --------------------------------------------------------------------------------------------------------------
+
+
+def _data_to_come(taken: Taken, start: Start) -> list[tuple[int, int]]:
+    """(data set, storage domain) of what a job needs where it starts and finds no copy of."""
+    datasets = taken.gangs[start.job_id].datasets
+    if not datasets:
+        return []
+    storage = taken.snapshot.facility.storage
+    places = sorted({int(storage[share.node]) for share in start.placing} - {NONE})
+    return [
+        (one, place) for one in datasets for place in places if place not in taken.snapshot.datasets[one].at
+    ]
+
+
+def _send_for(taken: Taken, starts: Sequence[Start], *, at: datetime) -> dict[int, str]:
+    """Have sent what jobs need where they start, in the transaction in which they start: once, and surely.
+
+    Returns:
+        By job whose data cannot be sent there after all, why not.
+    """
+    needed: dict[tuple[int, int], list[int]] = {}
+    for start in starts:
+        for pair in _data_to_come(taken, start):
+            needed.setdefault(pair, []).append(start.job_id)
+    late: dict[int, str] = {}
+    # In order of ids, as everybody who locks several data sets.
+    for pair in sorted(needed):
+        why_not = _send(taken, *pair, for_job_id=needed[pair][0], at=at)
+        if why_not:
+            late |= dict.fromkeys(needed[pair], why_not)
+    return late
+
+
+def _send_ahead(taken: Taken, plan: Plan, *, at: datetime) -> None:
+    """Have sent what promised jobs will need. What cannot be sent keeps nobody: the next pass knows why."""
+    for stage in plan.stages:
+        if stage.for_job_id in taken.gangs:
+            _send(taken, stage.dataset, stage.to_domain, for_job_id=stage.for_job_id, at=at)
+
+
+def _send(taken: Taken, dataset: int, place: int, *, for_job_id: int, at: datetime) -> str:
+    """Have a data set sent, unless it is there or on its way; why that cannot be, or nothing."""
+    one, domain = taken.snapshot.datasets[dataset], taken.snapshot.facility.domains[place]
+    try:
+        sent = staging.request_stage(dataset_id=one.id, to_domain_id=domain.id, for_job_id=for_job_id, at=at)
+    except DomainError as error:
+        _log.info("%s is not sent to %s: %s", one.name, domain.name, error.message)
+        return error.message
+    if sent is not None or domain.id in places_of_copies([one.name]).get(one.name, ()):
+        return ""
+    return f"{one.name} could not be brought to {domain.name} lately"
+
+
+def _told_of_data(taken: Taken, waits: Sequence[Wait]) -> list[Wait]:
+    """The waits; who waits for data is told where it could not be brought lately."""
+    if not taken.given_up:
+        return list(waits)
+    return [_told(taken, wait) if wait.code == "staging" else wait for wait in waits]
+
+
+def _told(taken: Taken, wait: Wait) -> Wait:
+    gang = taken.gangs.get(wait.job_id)
+    datasets: Collection[int] = gang.datasets if gang is not None else ()
+    failed = [pair for pair in sorted(taken.given_up) if pair[0] in datasets]
+    if not failed:
+        return wait
+    snapshot = taken.snapshot
+    facts = [
+        {
+            "dataset": snapshot.datasets[one].name,
+            "to": snapshot.facility.domains[place].name,
+            "tried_again_in_s": round(taken.given_up[one, place] - snapshot.now_s),
+        }
+        for one, place in failed
+    ]
+    words = f" {facts[0]['dataset']} could not be brought to {facts[0]['to']}; that is tried again later."
+    return replace(wait, sentence=wait.sentence + words, facts={**wait.facts, "given_up": facts})
 
 
 # Reasons -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from apps.scheduling.models import Pass, PolicySetting, Reason, UtilizationSampl
 # What changes nothing that a plan rests on; everything else wakes the planner.
 _IRRELEVANT: Final = (
     "allocation.bound",
+    "allocation.data_arrived",
     "allocation.started",
     "allocation.stop_requested",
     "forecast.%",

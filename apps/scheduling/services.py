@@ -144,7 +144,7 @@ def _finish(this: Pass, watch: _Stopwatch, boundary: datetime, at: datetime) -> 
 def _next_boundary(taken: Taken, plan: Plan, at: datetime) -> datetime:
     """The next instant at which a plan may come out differently although nothing happens."""
     snapshot = taken.snapshot
-    marks = [plan.next_boundary_s, *taken.cooldown_s]
+    marks = [plan.next_boundary_s, *taken.cooldown_s, *taken.given_up.values()]
     for gang in snapshot.queue:
         marks.append(gang.not_before_s)
         marks.append(gang.retry_s)

@@ -11,7 +11,7 @@ table, somebody's open transaction, a number of rows that does not add up, an er
 import gc
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from math import inf, log
@@ -27,10 +27,12 @@ from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Desired
 from apps.jobs.spec import SHARE_STEPS, Asks, JobRequest
 from apps.reservations.selectors import windows
+from apps.scheduling.engine import planner
 from apps.scheduling.engine.facts import (
     NONE,
     Ask,
     Booking,
+    Dataset,
     Domain,
     Facility,
     FloatArray,
@@ -50,6 +52,7 @@ from apps.scheduling.engine.facts import (
     Wait,
 )
 from apps.scheduling.selectors import current_policy
+from apps.staging.selectors import DatasetRow, staging_picture
 
 HORIZON: Final = timedelta(days=60)  # reservations further ahead do not matter yet
 _OPEN: Final = [State.QUEUED.value, *sorted(state.value for state in HOLDING)]
@@ -77,6 +80,10 @@ class Taken:
     left_out: tuple[Wait, ...]  # waiting jobs that no plan can start, because their reservation is over
     use_since: datetime | None  # stored use is as of then
     gangs: Mapping[int, Gang]  # of the queue, by job id
+    given_up: Mapping[
+        tuple[int, int], float
+    ]  # (data set, storage domain) not sent before then, for it failed lately
+    out_of_reach: Mapping[int, tuple[str, ...]]  # data sets that waiting jobs name, and are placed without
 
 
 def seconds(at: datetime) -> float:
@@ -279,6 +286,14 @@ class _Memory:
         self.queue: Mapping[int, Gang] = {}  # those that wait, by id, ascending
         self.held: Mapping[int, _Held] = {}  # open allocations by job id, ascending
         self.columns: _Columns | None = None  # of `held`
+        self.data_names: dict[str, tuple[str, ...]] = {}  # by key of the shape; of those that name data sets
+        self.forget_data((), None)
+
+    def forget_data(self, key: tuple[Any, ...], facility: Facility | None) -> None:
+        """All that was said of data: positions are good for one list of data sets and what can be brought where."""
+        self.data_key, self.data_facility = key, facility
+        self.data_of: dict[str, tuple[int, ...]] = {}  # positions by key of the shape
+        self.stands: dict[tuple[Shape, frozenset[int]], bool] = {}
 
 
 _memory = _Memory()
@@ -309,7 +324,7 @@ _GANG_COLUMNS: Final = """
 _GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
 _ALLOCATION_COLUMNS: Final = """
     id, job_id, extract(epoch FROM bound_at)::float8, extract(epoch FROM observed_started_at)::float8,
-    desired_state, desired_power_cap_share, grace_s
+    desired_state, desired_power_cap_share, grace_s, extract(epoch FROM data_due_at)::float8
 """
 _NODE_COLUMNS: Final = """
     id, name, accelerator_type_id, n_devices, cpus, memory_gib, scale_up_id, leaf_id, power_id, cooling_id, storage_id,
@@ -328,6 +343,12 @@ class _Reader:
         self.policy = Policy()
         self.bookings: tuple[Booking, ...] = ()
         self._booking_at: dict[str, int] = {}
+        self.datasets: tuple[Dataset, ...] = ()
+        self.staging_gib_per_s = 1.0
+        self.given_up: dict[tuple[int, int], float] = {}
+        self._dataset_at: dict[str, int] = {}
+        self._places: frozenset[int] = frozenset()  # storage domains with nodes
+        self._reach: tuple[frozenset[int], ...] = ()  # of each data set: those where it is, or could come to
 
     def rows(self, query: str, *parameters: Any) -> list[Row]:
         self.cursor.execute(query, parameters)
@@ -354,6 +375,7 @@ class _Reader:
         self.read_facility()
         self.read_teams()
         self.read_bookings()
+        self.read_data()
         changed = None if memory.seen is None else self._read_changed_jobs()
         self._read_jobs(changed)
         self._read_allocations(changed)
@@ -374,6 +396,8 @@ class _Reader:
             bookings=self.bookings,
             quota_is_checked=bool(self.teams),
             earmarks=self.read_earmarks(),
+            datasets=self.datasets,
+            staging_gib_per_s=self.staging_gib_per_s,
         )
         return Taken(
             snapshot=snapshot,
@@ -390,16 +414,20 @@ class _Reader:
             left_out=left_out,
             use_since=use_since,
             gangs=gangs,
+            given_up=self.given_up,
+            out_of_reach=self._out_of_reach(),
         )
 
     def _candidates(self, candidates: Sequence[JobRequest]) -> list[Gang]:
         if not candidates:
             return []
         names = self.names()
-        return [
-            replace(names.gang_of(request, at_s=self.at_s), id=PREVIEW_ID - number, sequence=2**62 + number)
-            for number, request in enumerate(candidates)
-        ]
+        gangs = []
+        for number, request in enumerate(candidates):
+            gang = names.gang_of(request, at_s=self.at_s)
+            datasets = self._within_reach(request.datasets, gang.shape)
+            gangs.append(replace(gang, id=PREVIEW_ID - number, sequence=2**62 + number, datasets=datasets))
+        return gangs
 
     # The facility
 
@@ -519,6 +547,142 @@ class _Reader:
         for position, booking in enumerate(self.bookings):
             # Of a reservation that repeats, the window that is open or comes first.
             self._booking_at.setdefault(booking.name, position)
+
+    # Data
+
+    def read_data(self) -> None:
+        """The data sets, where they lie, and from when on they could be where they are not."""
+        picture = staging_picture(self.at)
+        facility = self.facility
+        if picture.datasets:
+            domain_at = {domain.id: position for position, domain in enumerate(facility.domains)}
+            self._places = frozenset(np.unique(facility.storage).tolist()) - {NONE}
+            ways = _Ways(picture.roads.rate_gib_per_s, {facility.domains[p].id: p for p in self._places})
+            self._dataset_at = {row.name: position for position, row in enumerate(picture.datasets)}
+            self.datasets = tuple(
+                self._dataset(position, row, domain_at, ways.rates(row.at))
+                for position, row in enumerate(picture.datasets)
+            )
+            # The engine knows one rate: with the slowest way nothing is promised before it can be there.
+            self.staging_gib_per_s = ways.slowest()
+            self._reach = tuple(
+                frozenset(place for place in self._places if one.arrives_s.get(place) != inf)
+                for one in self.datasets
+            )
+        self._bind_data((tuple(self._dataset_at), self._reach))
+
+    def _dataset(
+        self, position: int, row: DatasetRow, domain_at: Mapping[int, int], rates: Mapping[int, float | None]
+    ) -> Dataset:
+        """A data set as the engine knows it; where nothing can bring it, it arrives at no time."""
+        at = frozenset(domain_at[domain_id] for domain_id in row.at if domain_id in domain_at)
+        arrives_s: dict[int, float] = {}
+        for place, rate in rates.items():
+            domain_id = self.facility.domains[place].id
+            if place in at:
+                continue
+            if domain_id in row.arrives_at:
+                expected_s = seconds(row.arrives_at[domain_id])
+                # Of one that should have been there, nothing better is known than that it takes as long again.
+                arrives_s[place] = max(expected_s, self.at_s + max(1.0, self.at_s - expected_s))
+            elif rate is None:
+                arrives_s[place] = inf
+            elif domain_id in row.rests_until_at:
+                until_s = seconds(row.rests_until_at[domain_id])
+                self.given_up[position, place] = until_s
+                arrives_s[place] = max(until_s, self.at_s) + row.size_gib / rate
+        return Dataset(row.id, row.name, row.size_gib, at, arrives_s)
+
+    def _bind_data(self, key: tuple[Any, ...]) -> None:
+        """Bring the positions of data sets in what is remembered up to date, where they or their reach changed."""
+        memory = self.memory
+        if memory.data_key == key and memory.data_facility is self.facility:
+            return
+        memory.forget_data(key, self.facility)
+        if not memory.data_names:
+            return
+        queue: dict[int, Gang] = {}
+        held: dict[int, _Held] = {}
+        for job_id, kept in memory.jobs.items():
+            datasets = self._data_of(kept.shape_key)
+            if kept.gang.datasets == datasets:
+                continue
+            memory.jobs[job_id] = kept._replace(gang=replace(kept.gang, datasets=datasets))
+            if job_id in memory.queue:
+                queue[job_id] = replace(memory.queue[job_id], datasets=datasets)
+            if job_id in memory.held:
+                one = memory.held[job_id]
+                gang = replace(one.running.gang, datasets=datasets)
+                held[job_id] = replace(one, running=replace(one.running, gang=gang))
+        if queue:
+            memory.queue = {**memory.queue, **queue}
+        if held:
+            memory.held, memory.columns = {**memory.held, **held}, None
+
+    def _data_of(self, shape_key: str) -> tuple[int, ...]:
+        """Positions of the data sets that jobs of a shape are placed by."""
+        memory = self.memory
+        names = memory.data_names.get(shape_key)
+        if names is None:
+            return ()
+        if shape_key not in memory.data_of:
+            memory.data_of[shape_key] = self._within_reach(names, memory.shapes[shape_key])
+        return memory.data_of[shape_key]
+
+    def _within_reach(self, names: Collection[str], shape: Shape) -> tuple[int, ...]:
+        """Positions of these data sets; none where no road brings them to nodes that could hold the job.
+
+        It would wait for ever: what nobody can bring it, the job has from elsewhere or does without.
+        """
+        positions = tuple(sorted({self._dataset_at[name] for name in names if name in self._dataset_at}))
+        if not positions:
+            return ()
+        reach = frozenset.intersection(*(self._reach[position] for position in positions))
+        return positions if reach == self._places or self._could_stand(shape, reach) else ()
+
+    def _could_stand(self, shape: Shape, reach: frozenset[int]) -> bool:
+        """Whether the nodes at these storage domains, and those without storage, could hold it if nothing ran there."""
+        shape = replace(shape, reservation=NONE)
+        known = self.memory.stands.get((shape, reach))
+        if known is None:
+            near = np.isin(self.facility.storage, [NONE, *reach])
+            alone = Snapshot(
+                now_s=0.0,
+                facility=self.facility,
+                is_usable=near,
+                is_failed=np.zeros(len(near), dtype=np.bool_),
+                queue=(Gang(id=1, name="", shape=shape),),
+                quota_is_checked=False,
+            )
+            known = bool(planner.plan(alone, Policy(backfill_depth=0, explain=False)).starts)
+            self.memory.stands[shape, reach] = known
+        return known
+
+    def _out_of_reach(self) -> dict[int, tuple[str, ...]]:
+        memory = self.memory
+        without = {
+            key: names
+            for key, positions in memory.data_of.items()
+            if not positions and (names := tuple(n for n in memory.data_names[key] if n in self._dataset_at))
+        }
+        if not without:
+            return {}
+        return {
+            job_id: without[key]
+            for job_id in memory.queue
+            if (key := memory.jobs[job_id].shape_key) in without
+        }
+
+    def _is_near(self, gang: Gang, placing: Placing) -> bool:
+        """Whether its data is there, or comes soon enough for its devices to wait for it."""
+        latest_s = self.at_s + self.policy.staging_hold_s
+        places = {int(self.facility.storage[share.node]) for share in placing} - {NONE}
+        return all(
+            place in one.at
+            or one.arrives_s.get(place, self.at_s + one.size_gib / self.staging_gib_per_s) <= latest_s
+            for one in (self.datasets[position] for position in gang.datasets)
+            for place in places
+        )
 
     def names(self) -> Names:
         kind, cluster = self.facility.kind.tolist(), self.facility.cluster.tolist()
@@ -649,6 +813,7 @@ class _Reader:
             array_max=array_max or 0,
             saving=_saving_of(_as_object(checkpoint)),
             n_evictions=n_evictions,
+            datasets=self._data_of(shape_key),
             scaling=tuple((int(n), float(rate)) for n, rate in _as_object(scaling) or ()),
         )
         return _Kept((version, transaction_id), gang, shape_key, reservation)
@@ -666,6 +831,8 @@ class _Reader:
             request = intake.request_of(_as_object(spec))
             shape = names.shape_of(request, is_runnable=is_runnable, cluster_id=cluster_id)
             self.memory.shapes[shape_key] = replace(shape, reservation=NONE)
+            if request.datasets:
+                self.memory.data_names[shape_key] = tuple(request.datasets)
 
     def _shape_in(self, shape_key: str, booking: int) -> Shape:
         """The shape bound to this window; one object a window, so that failures are remembered."""
@@ -780,9 +947,11 @@ class _Reader:
 
     def _held(self, row: Row, kept: _Kept, placing: Placing) -> _Held:
         """The one place where a row of `_ALLOCATION_COLUMNS` becomes a Running."""
-        allocation_id, _, bound_s, started_s, desired, cap, grace_s = row
+        allocation_id, _, bound_s, started_s, desired, cap, grace_s, data_due_s = row
         gang = kept.gang
         since_s = bound_s if started_s is None else started_s
+        # One that waits for its data begins when that has come, at the latest.
+        begins_s = data_due_s if started_s is None and data_due_s is not None else since_s
         devices: dict[int, float] = defaultdict(float)
         for share in placing:
             if share.devices:
@@ -796,7 +965,7 @@ class _Reader:
                 gang=gang,
                 placing=placing,
                 started_s=since_s,
-                ends_s=since_s + (gang.limit_s if gang.limit_s != inf else gang.work_s),
+                ends_s=begins_s + (gang.limit_s if gang.limit_s != inf else gang.work_s),
                 cap=cap,
                 is_leaving=desired == Desired.STOP,
             ),
@@ -890,7 +1059,9 @@ class _Reader:
                 for group, node_id, n, devices, steps in _as_object(shares)
                 if node_id in self.node_at
             )
-            if placing:
+            gang = self.memory.queue.get(job_id)
+            # Freed devices do not wait for data that is not coming.
+            if placing and (gang is None or self._is_near(gang, placing)):
                 earmarks.append(Reserve(job_id, self.at_s, placing))
         return tuple(earmarks)
 
@@ -944,6 +1115,27 @@ class _Reader:
         sums = np.bincount(slots, weights=held_s[columns.owner] * columns.devices, minlength=size)
         for slot in np.unique(slots).tolist():
             use[slot // n_kinds, slot % n_kinds] += float(sums[slot])
+
+
+class _Ways:
+    """How fast data sets could come to each place that has nodes; those that lie alike fare alike."""
+
+    def __init__(
+        self, rate_gib_per_s: Callable[[Collection[int], int], float | None], place_of: Mapping[int, int]
+    ) -> None:
+        self._rate, self._place_of = rate_gib_per_s, place_of
+        self._known: dict[frozenset[int], dict[int, float | None]] = {}
+
+    def rates(self, at: frozenset[int]) -> Mapping[int, float | None]:
+        """GiB per second by place; None where there is no way."""
+        if at not in self._known:
+            self._known[at] = {place: self._rate(at, domain) for domain, place in self._place_of.items()}
+        return self._known[at]
+
+    def slowest(self) -> float:
+        """The lowest of all rates asked for."""
+        rates = [rate for found in self._known.values() for rate in found.values() if rate is not None]
+        return min(rates, default=1.0)
 
 
 def _decayed_s(

@@ -12,6 +12,8 @@ from apps.power.models import PowerLimit
 from apps.reservations.models import Reservation
 from apps.scheduling import snapshot
 from apps.scheduling.engine.facts import Snapshot
+from apps.staging import services as staging
+from apps.staging.models import Copy, Dataset, Store
 from apps.teams.models import Quota
 
 pytestmark = pytest.mark.django_db
@@ -22,7 +24,7 @@ def take(seconds: float = 0) -> Snapshot:
     remembered = snapshot.take_snapshot(later(seconds)).snapshot
     snapshot.forget()
     fresh = snapshot.take_snapshot(later(seconds)).snapshot
-    for name in ("now_s", "running", "queue", "teams", "bookings"):
+    for name in ("now_s", "running", "queue", "teams", "bookings", "datasets", "staging_gib_per_s"):
         assert getattr(remembered, name) == getattr(fresh, name), name
     assert remembered.facility.domains == fresh.facility.domains
     assert remembered.facility.kinds == fresh.facility.kinds
@@ -63,6 +65,19 @@ def booking(name: str, here, *teams, starts: float, ends: float, **fields) -> Re
         ),
         lambda w: w.here.kind.__class__.objects.filter(pk=w.here.kind.pk).update(tdp_w=900),
         lambda w: fleet(backend=Backend.SIMULATED, kind=w.here.kind.name),
+        # A data set that comes before the others; one that moves, goes, is wanted; a road that opens or shuts.
+        lambda w: Dataset.objects.filter(name="first").delete(),
+        lambda w: Dataset.objects.filter(name="second").delete(),
+        lambda w: w.lay("third", w.near),
+        lambda w: Copy.objects.filter(dataset__name="second").update(domain=w.near),
+        lambda w: Copy.objects.all().delete(),
+        lambda w: staging.request_stage(
+            dataset_id=Dataset.objects.get(name="second").pk, to_domain_id=w.near.pk, for_job_id=None, at=NOON
+        ),
+        lambda w: Store.objects.all().delete(),
+        lambda w: Store.objects.update(rate_gib_per_s=0.25),
+        lambda w: w.here.nodes[1].__class__.objects.filter(pk=w.here.nodes[1].pk).update(storage=w.near),
+        lambda w: job(w.ours, w.me, datasets=["second", "first"]),
     ],
 )
 def test_a_change_is_seen_by_who_remembers_what_was_before(change):
@@ -72,6 +87,19 @@ def test_a_change_is_seen_by_who_remembers_what_was_before(change):
         running = job(ours, me, devices=2, time_limit=600.0)
         allocation = start(running, here, grant(here.nodes[0], (0, 1)))
         waiting = job(ours, me, devices=0.5, replicas=2)
+        near, far = (Domain.objects.create(name=name, kind="storage") for name in ("near", "far"))
+        for node, place in zip(here.nodes, (near, far), strict=True):
+            node.__class__.objects.filter(pk=node.pk).update(storage=place)
+            Store.objects.create(domain=place, base_uri=f"/data/{place}", rate_gib_per_s=2.0)
+
+        @staticmethod
+        def lay(name, place):
+            Copy.objects.create(dataset=Dataset.objects.create(name=name, size_gib=4.0), domain=place)
+
+        lay("first", near)
+        lay("second", far)
+        job(ours, me, datasets=["second"])
+        start(job(ours, me, datasets=["first", "second"]), here, grant(here.nodes[1]))
 
     take()
     change(World)
@@ -163,3 +191,21 @@ def test_jobs_of_one_shape_share_it():
     first, second = snapshot.take_snapshot(NOON).snapshot.queue
     assert first.shape is second.shape
     assert snapshot.take_snapshot(NOON).snapshot.queue[0] is first
+
+
+def test_a_data_set_is_where_it_lies_and_comes_elsewhere_by_the_slowest_way_there_is():
+    near, far, away = (Domain.objects.create(name=name, kind="storage") for name in ("near", "far", "away"))
+    here = fleet(3)
+    for node, place in zip(here.nodes, (near, far, away), strict=True):
+        node.__class__.objects.filter(pk=node.pk).update(storage=place)
+    Store.objects.create(domain=near, base_uri="/data/near", rate_gib_per_s=4.0)
+    Store.objects.create(domain=far, base_uri="/data/far", rate_gib_per_s=2.0)
+    made = Dataset.objects.create(name="corpus", size_gib=8.0)
+    Copy.objects.create(dataset=made, domain=far)
+    seen = take()
+    position = {domain.name: place for place, domain in enumerate(seen.facility.domains)}
+
+    (found,) = seen.datasets
+    assert (found.id, found.at, seen.staging_gib_per_s) == (made.pk, {position["far"]}, 2.0)
+    # To where nothing stands it comes at no time; to the near store it is not on its way.
+    assert found.arrives_s == {position["away"]: inf}
