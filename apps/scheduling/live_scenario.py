@@ -35,7 +35,7 @@ _LONGEST_S: Final = 1e9
 Row = dict[str, Any]
 
 # What a scenario says of a job in the very words of its request.
-_SAME_WORDS: Final = ("flexibility", "checkpoint", "datasets", "scaling")
+_SAME_WORDS: Final = ("flexibility", "checkpoint", "scaling")
 _SAME_WORDS_OF_GROUPS: Final = (
     "replicas",
     "devices",
@@ -127,14 +127,6 @@ class _Records:
             [Health.HEALTHY, taken.at],
         )
         self.cools_until_s: dict[int, float] = dict(cursor.fetchall())
-        cursor.execute(
-            "SELECT dataset.name, dataset.size_gib, domain.name FROM staging_dataset dataset"
-            " LEFT JOIN staging_copy copy ON copy.dataset_id = dataset.id"
-            " LEFT JOIN inventory_domain domain ON domain.id = copy.domain_id ORDER BY dataset.id, copy.id"
-        )
-        self.datasets: dict[str, tuple[float, list[str]]] = {}
-        for name, size_gib, domain in cursor.fetchall():
-            self.datasets.setdefault(name, (size_gib, []))[1].extend([domain] if domain is not None else [])
         columns = ("id", "spec", "runtime_s", "ran_s", "lost_s", "user_id", "array__max_running")
         self.jobs: dict[int, Row] = {
             row["id"]: row
@@ -205,10 +197,7 @@ class _Teller:
         scenario = {
             "facility": self._facility(),
             "teams": self._teams(),
-            "datasets": [
-                {"name": name, "size_gib": size_gib, "at": list(dict.fromkeys(at))}
-                for name, (size_gib, at) in self.records.datasets.items()
-            ],
+            "datasets": self._datasets(),
             "reservations": list(self.reservations.values()),
             "jobs": rows,
             "events": [*self._node_events(), *self._limit_events(), *events],
@@ -307,6 +296,24 @@ class _Teller:
             }
             for change in self.snapshot.limit_changes
         ]
+
+    def _datasets(self) -> list[Row]:
+        """Where they lie and to where they are on their way; also to where they are sent again later."""
+        domains = self.facility.domains
+        rows = []
+        for dataset in self.snapshot.datasets:
+            row: Row = {
+                "name": dataset.name,
+                "size_gib": dataset.size_gib,
+                "at": [domains[place].name for place in sorted(dataset.at)],
+            }
+            arriving = {
+                domains[place].name: max(0.0, arrives_s - self.now_s)
+                for place, arrives_s in sorted(dataset.arrives_s.items())
+                if arrives_s != inf
+            }
+            rows.append(row | ({"arriving": arriving} if arriving else {}))
+        return rows
 
     # Teams, reservations, policy
 
@@ -517,8 +524,8 @@ class _Teller:
         if gang.deadline_s != inf:
             row["deadline"] = max(0.0, gang.deadline_s - self.now_s)
         row |= {key: spec[key] for key in _SAME_WORDS if key in spec}
-        if "datasets" in row:
-            row["datasets"] = [name for name in row["datasets"] if name in self.records.datasets]
+        if gang.datasets:
+            row["datasets"] = [self.snapshot.datasets[position].name for position in gang.datasets]
         groups = spec.get("groups")
         if groups is None:
             return row | self._asks(gang, 0, spec)
@@ -592,6 +599,8 @@ class _Teller:
 
     def _note_what_is_rounded(self) -> None:
         """Say of what the scenario has no word for."""
+        if any(inf in dataset.arrives_s.values() for dataset in self.snapshot.datasets):
+            self.notes.append("Data sets come to every store, also to those to which nothing carries them.")
         if any(row["array__max_running"] for row in self.records.jobs.values()):
             self.notes.append("How many jobs of an array may run at once is not counted.")
         pairs = {

@@ -102,9 +102,13 @@ class _Builder:
         self._domains()
         self._teams()
         for dataset in s.datasets:
-            at = self.dataset_of[dataset.name] = g.vertex("dataset", *_content(dataset, "name", "at"))
+            at = self.dataset_of[dataset.name] = g.vertex(
+                "dataset", *_content(dataset, "name", "at", "arriving")
+            )
             for name in dataset.at:
                 g.edge(at, self.domain_of[name])
+            for name, in_s in dataset.arriving.items():
+                g.edge_by(at, self.domain_of[name], "arriving", _plain(in_s))
         self._nodes()
         self._reservations()
         self._jobs()

@@ -244,6 +244,9 @@ class Simulation:
                 self._look_again(at_s)
             for node in booking.nodes:
                 self._restate(node)
+        for position, dataset in enumerate(self.datasets):
+            for domain, arrives_s in dataset.arrives_s.items():
+                self.agenda.put(exact(arrives_s), (Rank.BOUNDARY, -2), Arrival(position, domain))
         self._judge()
         until = self.world.scenario.until
         while self.agenda and (until is None or self.agenda.next_s < until):

@@ -45,6 +45,7 @@ POWER_TREE: Final = ("facility", "hall", "row", "rack")
 WattsOrZero = Annotated[Number, Field(ge=0, le=MAX_W)]
 Positive = Annotated[Number, Field(gt=0, le=1e6)]
 Quota = dict[Name, CountOrZero]
+Arriving = dict[Name, SecondsOrZero]
 Used = dict[Name, Annotated[Number, Field(ge=0, le=1e18)]]
 
 
@@ -183,11 +184,12 @@ class TeamRow(Strict):
 
 
 class DatasetRow(Strict):
-    """A data set and the storage domains that hold a copy of it."""
+    """A data set and the storage domains that hold a copy of it, or to which one is on its way."""
 
     name: Name
     size_gib: Gib
     at: Names = Field(default_factory=list)
+    arriving: Arriving = Field(default_factory=dict, description="Seconds until it is there, by domain.")
 
 
 class ReservationRow(Strict):
@@ -697,13 +699,19 @@ class _References:
 
     def _datasets(self) -> None:
         for index, row in self.parts.datasets.items():
-            for place, name in enumerate(row.at):
-                steps = ("datasets", index, "at", place)
+            named: list[tuple[str, str, str | int]] = [
+                *((name, "at", place) for place, name in enumerate(row.at)),
+                *((name, "arriving", name) for name in row.arriving),
+            ]
+            for name, field, where in named:
+                steps = ("datasets", index, field, where)
                 if not self._known(name, self.domains, "domain", *steps):
                     continue
                 domain = self.domain_of.get(name)
                 if domain is not None and domain.kind != "storage":
                     self.reader.fault(steps, f"{_quoted(name)} is a {domain.kind}, not a storage")
+                elif field == "arriving" and name in row.at:
+                    self.reader.fault(steps, "has a copy already")
 
     def _reservations(self) -> None:
         for index, row in self.parts.reservations.items():

@@ -376,7 +376,13 @@ def _datasets(
 ) -> tuple[tuple[Dataset, ...], dict[str, int]]:
     rows = [scenario.datasets[row] for row in order.datasets]
     datasets = tuple(
-        Dataset(position, row.name, row.size_gib, frozenset(domain_at[name] for name in row.at))
+        Dataset(
+            position,
+            row.name,
+            row.size_gib,
+            frozenset(domain_at[name] for name in row.at),
+            {domain_at[name]: in_s for name, in_s in row.arriving.items()},
+        )
         for position, row in enumerate(rows)
     )
     return datasets, {dataset.name: dataset.id for dataset in datasets}

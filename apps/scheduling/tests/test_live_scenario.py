@@ -20,7 +20,7 @@ from apps.simulation import report
 from apps.simulation.loop import simulate
 from apps.simulation.scenario import read_scenario
 from apps.simulation.world import build_world
-from apps.staging.models import Copy, Dataset
+from apps.staging.models import Copy, Dataset, Transfer
 
 pytestmark = pytest.mark.django_db
 
@@ -366,6 +366,33 @@ def test_data_sets_lie_where_they_lie():
         {"name": "nowhere", "size_gib": 1, "at": []},
     ]
     assert row_of(found, made)["datasets"] == ["words"]
+
+
+def test_what_is_on_its_way_arrives_in_the_scenario_too():
+    near, far = (Domain.objects.create(name=name, kind="storage") for name in ("near", "far"))
+    fleet(1, 4, storage=near)
+    ours = team()
+    words = Dataset.objects.create(name="words", size_gib=500)
+    Copy.objects.create(dataset=words, domain=far)
+    Transfer.objects.create(dataset=words, to_domain=near, started_at=later(-100), expected_end_at=later(400))
+    made = job(ours, person(ours), datasets=["words"], runtime=10.0)
+    found = read()
+
+    assert found.scenario["datasets"] == [
+        {"name": "words", "size_gib": 500, "at": ["far"], "arriving": {"near": 400}}
+    ]
+    assert 340 <= played(found)[made.pk]["start"] <= 400
+
+
+def test_a_job_that_is_placed_without_its_data_is_so_in_the_scenario():
+    fleet(1, 4, storage=Domain.objects.create(name="near", kind="storage"))
+    ours = team()
+    Dataset.objects.create(name="words", size_gib=500)
+    made = job(ours, person(ours), datasets=["words"])
+    found = read()
+
+    assert "datasets" not in row_of(found, made)
+    assert any("nothing carries" in note for note in found.assumptions.notes)
 
 
 def test_the_policy_in_force_is_the_scenarios():

@@ -241,7 +241,12 @@ def scenes(draw: st.DrawFn, max_jobs: int = 10) -> Scene:
         "reservations": reservations,
         "datasets": [
             {"name": "small", "size_gib": 4, "at": draw(st.sampled_from([[], ["store0"]]))},
-            {"name": "large", "size_gib": 90, "at": draw(st.sampled_from([[], ["store1"]]))},
+            {
+                "name": "large",
+                "size_gib": 90,
+                "at": draw(st.sampled_from([[], ["store1"]])),
+                "arriving": draw(st.sampled_from([{}, {"store0": 25}])),
+            },
         ],
         "jobs": [draw(jobs_of(i, leaves, len(reservations))) for i in range(n_jobs)],
         "events": draw(event_lists(names, leaves, n_jobs)),

@@ -127,6 +127,10 @@ def test_a_fault_of_the_facility_names_its_path(facility, path):
 
 
 OTHER_FAULTS = {
+    "arrives nowhere": (
+        {"datasets": [{"name": "d", "size_gib": 1, "arriving": {"s": 1}}]},
+        "datasets[0].arriving.s",
+    ),
     "empty window": (
         {"reservations": [{"name": "r", "start": 5, "end": 5, "nodes": ["n0"]}]},
         "reservations[0]",
