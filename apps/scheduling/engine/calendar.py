@@ -180,6 +180,7 @@ class Calendar:
         self._nothing: BoolArray = np.zeros(frame.n_nodes, dtype=bool)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._promised: set[int] = set()  # charges that are promises
+        self._has_named_promises = False  # a promise names the devices it will take
         self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
@@ -390,7 +391,7 @@ class Calendar:
             low, high = self._range(first.at_s, until_s)  # the pool's first state is now
             is_now = first is self.now
             least = self._pool.least(1 + high) if is_now else self._pool.least_with(first, low + 1, high + 1)
-        return View(Floor(states, holds, least), shut)
+        return View(Floor(states, holds, least, is_freer_later=not self._has_named_promises), shut)
 
     def _met(self, n: int, until_s: float, allowed: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of the bookings that a gang meets until then; those that are still to start start at a pinch."""
@@ -512,6 +513,7 @@ class Calendar:
                 pinch.charge(self.frame, self.tree, charge, 1, allowed)
         self._pool.touched(charge.nodes)
         self._changed()
+        self._has_named_promises |= len(charge.devices) > 0
         position = self._coming.add(charge, allowed)
         self._promised.add(position)
         self._coming.at(start_s, 1, position)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apps.scheduling.engine.calendar import Window
-from apps.scheduling.engine.facts import NONE, Gang, Spread, Wait
+from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Spread, Wait
 from apps.scheduling.engine.placement import total_steps
 from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.units import BIG, FULL
@@ -80,13 +80,21 @@ class Explainer:
         self.walk = walk
         # By shape, kind and rules: the longest window known to do, and the shortest known not to (in pinches).
         self._fits: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._words_of: dict[tuple[object, ...], tuple[str, Mapping[str, Any]]] = {}
+        self._masks: dict[tuple[tuple[int, ...], int], BoolArray] = {}
+        self._above: dict[int, IntArray] = {}
+        self._binding: dict[tuple[int, bool, bool], tuple[str, ...]] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
 
     def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
         """Why this gang did not start in the pass that is ending."""
         walk = self.walk
         gang = walk.least(gang)
-        windows = tuple(self._window(gang, kind) for kind in walk.kinds(gang.shape))
+        kinds = walk.kinds(gang.shape)
+        if gang.limit_s != inf:
+            windows = (self._window(gang, kinds[0]),) * len(kinds) if kinds else ()
+        else:
+            windows = tuple(self._window(gang, kind) for kind in kinds)
         at_quota = not walk.within_quota(gang, windows)
         # Jobs of one shape that see the same promises and bookings fare alike; the team matters only at its quota.
         key = (
@@ -140,7 +148,10 @@ class Explainer:
 
     def _blocked_by(self, gang: Gang) -> tuple[tuple[str, ...], bool]:
         """The rules that bind; and whether they do so only together."""
-        binding = [rule for rule in RULES if self._may_bind(gang, rule)]
+        key = (id(gang.shape), gang.team != NONE, bool(gang.datasets))
+        binding = self._binding.get(key)
+        if binding is None:
+            binding = self._binding[key] = tuple(rule for rule in RULES if self._may_bind(gang, rule))
         if self._starts(gang, frozenset()):
             return _NOTHING, False
         single = tuple(rule for rule in binding if self._starts(gang, frozenset({rule})))
@@ -177,7 +188,15 @@ class Explainer:
     # -- words --------------------------------------------------------------------------------------------------------
 
     def _words(self, gang: Gang, code: str) -> tuple[str, dict[str, Any]]:
-        return getattr(self, f"_say_{code}")(gang)  # type: ignore[no-any-return]
+        said: tuple[str, dict[str, Any]]
+        if code in ("priority", "reservation"):  # each job's own
+            said = getattr(self, f"_say_{code}")(gang)
+            return said
+        key = (code, id(gang.shape), gang.team, gang.datasets)
+        if key not in self._words_of:
+            self._words_of[key] = getattr(self, f"_say_{code}")(gang)
+        sentence, facts = self._words_of[key]
+        return sentence, dict(facts)
 
     def _kind_names(self, gang: Gang) -> str:
         kinds = self.walk.kinds(gang.shape)
@@ -187,12 +206,16 @@ class Explainer:
             return "devices"
         return " or ".join(self.walk.frame.kinds[k].name for k in kinds[:3]) or "devices"
 
-    def _mask(self, gang: Gang) -> Any:
+    def _mask(self, gang: Gang) -> BoolArray:
+        """(n,) nodes of the types it accepts that it may use."""
         walk = self.walk
-        mask = np.zeros(walk.frame.n_nodes, dtype=bool)
-        for kind in walk.kinds(gang.shape):
-            mask |= walk.frame.kind_mask[kind]
-        return mask & walk.may_use(gang)
+        key = (walk.kinds(gang.shape), id(walk.may_use(gang)))  # the walk keeps what it answers
+        if key not in self._masks:
+            mask = np.zeros(walk.frame.n_nodes, dtype=bool)
+            for kind in walk.kinds(gang.shape):
+                mask |= walk.frame.kind_mask[kind]
+            self._masks[key] = mask & walk.may_use(gang)
+        return self._masks[key]
 
     def _say_better(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         kinds = self.walk.frame.kinds
@@ -280,11 +303,17 @@ class Explainer:
                 kind = walk.kinds(gang.shape)[0]
                 need_uw += frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) * ask.n_replicas
         head = walk.calendar.now.head[:-1]
-        above = np.unique(frame.paths[self._mask(gang)])
-        above = above[above < len(head)] if (above < len(head)).any() else np.arange(len(head))
-        short = [p for p in above.tolist() if int(head[p]) < need_uw] or above.tolist()
+        mask = self._mask(gang)
+        if id(mask) not in self._above:
+            above = np.unique(frame.paths[mask])
+            self._above[id(mask)] = (
+                above[above < len(head)] if (above < len(head)).any() else np.arange(len(head))
+            )
+        above = self._above[id(mask)]
+        short = above[head[above] < need_uw]
+        short = short if len(short) else above
         # The highest domain that is short names the trouble best: everything below it is short for the same reason.
-        worst = max(short, key=lambda p: (int(frame.n_under[p]), -int(head[p]), -p))
+        worst = int(short[np.lexsort((short, head[short], -frame.n_under[short]))[0]])
         domain = frame.domains[int(frame.limited[worst])]
         left_w = max(0.0, int(head[worst]) / 1e6)
         facts = {"domain": domain.name, "kind": domain.kind, "need_w": need_uw / 1e6, "headroom_w": left_w}

@@ -10,6 +10,8 @@ from apps.scheduling.engine.units import BIG, micro
 
 LEVELS = ("scale_up", "leaf", "spine")  # from narrow to wide
 
+_MOST_DRAWS = 256  # kinds of ask whose draw on each node is kept at hand
+
 _TREE_OF = {
     "spine": "network",
     "leaf": "network",
@@ -48,6 +50,7 @@ class Frame:
         self.cluster: IntArray = facility.cluster
         self.clusters: list[int] = sorted(set(facility.cluster.tolist()))
         self.speed = facility.speed
+        self._draws: dict[tuple[int, int, float | None], IntArray] = {}
         self.idle_w = facility.idle_w
         self.offset: IntArray = np.concatenate([[0], np.cumsum(facility.n_devices)]).astype(np.int64)
         self.cpu: IntArray = micro(facility.cpus)
@@ -152,6 +155,20 @@ class Frame:
     def speeds(self) -> tuple[tuple[float, ...], ...]:
         """Distinct node speeds of each kind, fastest first."""
         return tuple(tuple(sorted(set(self.speed[mask].tolist()), reverse=True)) for mask in self.kind_mask)
+
+    def draws(self, devices: int, share_steps: int, peak_w: float | None) -> IntArray:
+        """(n,) microwatts one replica adds on each node."""
+        key = (devices, share_steps, peak_w)
+        known = self._draws.get(key)
+        if known is None:
+            if len(self._draws) >= _MOST_DRAWS:
+                self._draws.clear()
+            by_kind = [0] * max(1, len(self.kinds))
+            if devices or share_steps:
+                by_kind = [self.draw(devices, share_steps, k, peak_w) for k in range(len(self.kinds))] or [0]
+            known = self._draws[key] = np.array(by_kind, dtype=np.int64)[self.kind]
+            known.flags.writeable = False
+        return known
 
     def draw(self, devices: int, share_steps: int, kind: int, peak_w: float | None) -> int:
         """Microwatts one replica adds above idle at its peak, which is never above TDP and counts from idle up."""

@@ -162,9 +162,10 @@ def fraction_room(
 
 
 @_compile
-def keep_emptied(shared: IntArray, dev: IntArray, whole: IntArray, offset: IntArray) -> None:
-    """Take from `shared` the devices that are empty in a later state whose node has promised them whole."""
-    for node in range(len(whole)):
+def keep_emptied(shared: IntArray, dev: IntArray, whole: IntArray, offset: IntArray, nodes: IntArray) -> None:
+    """Take from `shared` the devices that are empty in a later state whose node (one of these) has promised them."""
+    for x in range(len(nodes)):
+        node = nodes[x]
         n_emptied = 0
         for device in range(offset[node], offset[node + 1]):
             if shared[device] > 0 and dev[device] == FULL:

@@ -155,10 +155,7 @@ _WIDTH = {"node": 0, "scale_up": 1, "leaf": 2, "spine": 3, "anywhere": 4}
 
 def _draws(frame: Frame, ask: Ask) -> IntArray:
     """(n,) microwatts one replica adds on each node."""
-    if not ask.devices and not ask.share_steps:
-        return np.zeros(frame.n_nodes, dtype=np.int64)
-    by_kind = [frame.draw(ask.devices, ask.share_steps, k, ask.peak_w) for k in range(len(frame.kinds))]
-    return np.array(by_kind or [0], dtype=np.int64)[frame.kind]
+    return frame.draws(ask.devices, ask.share_steps, ask.peak_w)
 
 
 def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms) -> IntArray:
@@ -219,7 +216,8 @@ def _place_group(
         if limited:
             draws = _draws(frame, ask)
             if draws.any():
-                tightest = left.head[frame.paths].min(axis=1) // np.maximum(draws, 1)
+                by_node = left.head[frame.paths].min(axis=1) if left.is_touched else floor.tightest(frame)
+                tightest = by_node // np.maximum(draws, 1)
                 room = np.where(draws > 0, np.minimum(room, np.maximum(tightest, 0)), room)
                 if int(room.sum()) < n:
                     return None

@@ -76,6 +76,13 @@ class Offer:
     end_s: float
 
 
+def class_of(gang: Gang) -> tuple[object, ...]:
+    """What decides where a job may start, and whom it may evict, its limit aside: of two that are equal in it, the
+    longer does not start where the shorter cannot."""
+    work_s = gang.work_s if gang.limit_s == inf else inf
+    return id(gang.shape), gang.team, gang.priority, gang.datasets, work_s
+
+
 class Pass:
     """The state of one walk along the queue."""
 
@@ -108,8 +115,12 @@ class Pass:
         self.gone: set[int] = set()  # running jobs that were evicted or resized in this pass
         self._by_choice = False  # the gang looked at last waits for a kind that ends it earlier
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
+        # By class of jobs: those of a longer limit cannot start in this pass.
+        self._waiting: dict[tuple[object, ...], float] = {}
         self._family: dict[int, tuple[object, ...]] = {}
         self._kinds: dict[int, tuple[int, ...]] = {}
+        self._elastic: dict[int, bool] = {}
+        self._steps: dict[int, int] = {}
         self._possible: dict[int, bool] = {}
         self._slowest: dict[tuple[int, bool], float] = {}
         self._may_use: dict[tuple[int, bool], BoolArray] = {}
@@ -160,8 +171,11 @@ class Pass:
             if gang.id in kept:
                 # Taken out and put back where it is earliest now, which is never later than it was promised.
                 self.calendar.withdraw(kept.pop(gang.id))
-                self._failed.clear()
-            gang = self._insisting(gang)
+                self._forget_failures()
+            if gang.limit_s > self._waiting.get(class_of(gang), inf) and self._gets_no_promise(gang):
+                blocked.append((rank, gang))
+                continue
+            wished, gang = gang, self._insisting(gang)
             offer = self._now(gang)
             if offer is None and self.policy.keeps_promises and gang.id in promised:
                 offer = self._as_promised(gang, promised[gang.id])
@@ -171,6 +185,10 @@ class Pass:
             if self.policy.preemption and not self._by_choice and self._preempt(gang):
                 continue
             blocked.append((rank, gang))
+            if wished is gang and not self._by_choice:
+                alike = class_of(gang)
+                longer_s = self.shortest_to_fail(gang, gang.limit_s)
+                self._waiting[alike] = min(longer_s, self._waiting.get(alike, inf))
             at_quota = not self.within_quota(self.least(gang))
             if depth == 0:
                 if gang.datasets and (offer := self.earliest(gang, self.kinds(gang.shape))) is not None:
@@ -204,6 +222,15 @@ class Pass:
             tuple(self.resizes),
             tuple(self.stages[key] for key in sorted(self.stages)),
             next_boundary_s=self.boundary_s,
+        )
+
+    def _gets_no_promise(self, gang: Gang) -> bool:
+        """Whether all promises are made, of the kind that this job could have."""
+        depth = self.policy.backfill_depth
+        return (
+            depth is not None
+            and 0 < depth <= self.n_promises
+            and (depth <= self.n_quota_promises or self.within_quota(self.least(gang)))
         )
 
     def _keep_promises(self) -> dict[int, Promise]:
@@ -291,7 +318,10 @@ class Pass:
 
     def least(self, gang: Gang) -> Gang:
         """The gang at the smallest size at which it runs."""
-        return self.sizer.at(gang, least_sizes(gang)) if gang.is_elastic else gang
+        is_elastic = self._elastic.get(id(gang.shape))
+        if is_elastic is None:
+            is_elastic = self._elastic[id(gang.shape)] = gang.is_elastic
+        return self.sizer.at(gang, least_sizes(gang)) if is_elastic else gang
 
     def _preempt(self, gang: Gang) -> bool:
         """Start a gang on what others give up for it; False if nobody must or may."""
@@ -301,7 +331,7 @@ class Pass:
         if room is None:
             return False
         self.preemptor.carry_out(room)
-        self._failed.clear()
+        self._forget_failures()
         offer = self._now(gang, room.kind)
         if offer is None:  # cannot be: the trial has shown a place
             raise AssertionError(f"job {gang.id} does not start although its victims are gone")
@@ -366,15 +396,21 @@ class Pass:
 
     def within_quota(self, gang: Gang, windows: Sequence[Window] = ((1, ()),), *kinds: int) -> bool:
         """Whether its team may take the whole gang of one of these kinds, now and through the window."""
-        steps = total_steps(gang.shape)
+        steps = self.steps(gang.shape)
         if not steps:
             return True
-        wanted = kinds or self.kinds(gang.shape)
-        ends = windows if len(windows) == len(wanted) else [windows[0]] * len(wanted)
-        return any(
-            self.calendar.quota_left_now(gang.team, kind, n) >= steps
-            for kind, (n, _) in zip(wanted, ends, strict=True)
-        )
+        is_one = len(windows) == 1
+        for i, kind in enumerate(kinds or self.kinds(gang.shape)):
+            if self.calendar.quota_left_now(gang.team, kind, windows[0 if is_one else i][0]) >= steps:
+                return True
+        return False
+
+    def steps(self, shape: Shape) -> int:
+        """Millionths of devices that a gang of this shape holds."""
+        steps = self._steps.get(id(shape))
+        if steps is None:
+            steps = self._steps[id(shape)] = total_steps(shape)
+        return steps
 
     def _best_pace(self, gang: Gang, kind: int) -> float:
         if not holds_devices(gang.shape):
@@ -389,7 +425,7 @@ class Pass:
         self, gang: Gang, kind: int, first: State, until_s: float, states: Sequence[State]
     ) -> bool:
         """Whether the team may take the whole gang of this kind through the window (or at these instants alone)."""
-        steps = total_steps(gang.shape)
+        steps = self.steps(gang.shape)
         if gang.team == NONE or not steps or not self.tree.teams:
             return True
         if states:
@@ -700,6 +736,10 @@ class Pass:
             family = self._family[id(shape)] = (asks, shape.cluster, shape.reservation)
         team = gang.team if self.tree.teams else NONE
         return (family, kind, team, self.calendar.allowed(gang), gang.datasets), shape.asks[0].n_replicas
+
+    def _forget_failures(self) -> None:
+        self._failed.clear()
+        self._waiting.clear()
 
     def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
         key, n = self.failure_key(gang, kind)

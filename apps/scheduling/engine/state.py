@@ -281,19 +281,23 @@ class Floor:
         states: What is left at the start of the window and at every later instant at which something is promised.
         holds: Per state, (n,) devices that belong to others' bookings then; None where there are none.
         least: (whole, cpu, mem, head) over all states, where somebody has kept it.
+        is_freer_later: No device that is named has less free in a later state than in the first.
     """
 
-    __slots__ = ("_dev", "_shared", "cpu", "head", "mem", "states", "whole", "wholes")
+    __slots__ = ("_dev", "_shared", "_tightest", "cpu", "head", "mem", "states", "whole", "wholes")
 
     def __init__(
         self,
         states: Sequence[State],
         holds: Sequence[IntArray | None] | None = None,
         least: tuple[IntArray, IntArray, IntArray, IntArray] | None = None,
+        *,
+        is_freer_later: bool = False,
     ) -> None:
         first = states[0]
         self.states = states
-        self._dev: IntArray | None = first.dev if len(states) == 1 else None
+        self._dev: IntArray | None = first.dev if len(states) == 1 or is_freer_later else None
+        self._tightest: IntArray | None = None
         self._shared: IntArray | None = None
         is_held = holds is not None and any(hold is not None for hold in holds)
         self.wholes: Sequence[IntArray] | None = None
@@ -321,6 +325,12 @@ class Floor:
             self._dev = np.minimum.reduce([s.dev for s in self.states])
         return self._dev
 
+    def tightest(self, frame: Frame) -> IntArray:
+        """(n,) microwatts left under the tightest limit above each node."""
+        if self._tightest is None:
+            self._tightest = self.head[frame.paths].min(axis=1)
+        return self._tightest
+
     def shared_dev(self, frame: Frame) -> IntArray:
         """(d,) millionths a fraction may take of each device that is shared already, through the whole window.
 
@@ -334,7 +344,8 @@ class Floor:
         shared = np.where(self.dev < FULL, self.dev, 0)
         if not shared.any():
             return shared
+        nodes = np.unique(frame.node_of_device[np.flatnonzero(shared)])
         wholes = self.wholes or [state.whole for state in self.states]
         for state, whole in zip(self.states[1:], wholes[1:], strict=True):
-            keep_emptied(shared, state.dev, whole, frame.offset)
+            keep_emptied(shared, state.dev, whole, frame.offset, nodes)
         return shared
