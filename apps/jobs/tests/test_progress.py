@@ -10,9 +10,9 @@ from django.db import connection
 from apps.core.errors import InvalidInput
 from apps.events.models import Event
 from apps.inventory.models import Node, PaceReading
-from apps.jobs import progress, selectors, services
+from apps.jobs import progress, selectors
 from apps.jobs.errors import NotNow, Stale
-from apps.jobs.models import Allocation, Job, Progress
+from apps.jobs.models import Allocation, Job, Observed, Progress
 from apps.jobs.progress import Post
 from apps.jobs.steps import LEAST_STEPS
 from apps.jobs.tests.builders import NOON, Fleet, allocate, end, fleet, grant, job, later, person, start, team
@@ -235,4 +235,4 @@ def test_an_allocation_that_has_not_been_seen_to_run_may_post(here):
     ours = team()
     allocation = allocate(job(ours, person(ours)), here)
     assert post(allocation, 1, step=1).step == 1
-    assert Allocation.objects.get().observed_state != services.Observed.RUNNING
+    assert Allocation.objects.get().observed_state != Observed.RUNNING
