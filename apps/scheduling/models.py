@@ -2,6 +2,7 @@
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Now
 
 from apps.inventory.models import AcceleratorType
 from apps.jobs.models import Job
@@ -139,3 +140,13 @@ class UtilizationSample(models.Model):
                 fields=["at", "accelerator_type", "is_simulated"], name="one_sample_an_instant_and_type"
             )
         ]
+
+
+class FacilityChange(models.Model):
+    """Something was changed of the facility as built, of what its feeds may draw, or of the tree of teams.
+
+    Triggers write a row for each statement, so whoever remembers the facility knows by these rows whether it is still
+    so, in whatever process. Rows instead of one counter: nobody waits for whoever changes something else.
+    """
+
+    at = models.DateTimeField(db_default=Now())

@@ -21,7 +21,7 @@ from apps.power.models import PowerReading
 from apps.scheduling import admission, apply, dump_store, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
-from apps.scheduling.models import Forecast, Pass, UtilizationSample
+from apps.scheduling.models import FacilityChange, Forecast, Pass, UtilizationSample
 from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
 from apps.teams.models import Team, User
 
@@ -35,6 +35,7 @@ _AFTER_REFUSAL: Final = timedelta(seconds=60)
 _MOST_FAULTS: Final = 100
 _KEPT_PASSES: Final = 100_000
 _KEPT_FORECASTS: Final = timedelta(days=90)
+_KEPT_FACILITY_CHANGES: Final = timedelta(hours=1)
 _log = logging.getLogger(__name__)
 
 
@@ -290,6 +291,9 @@ def _forget_old(at: datetime) -> None:
     Pass.objects.filter(pk__lt=newest - _KEPT_PASSES, is_refused=False).delete()
     if at.minute == 0:  # reads them all
         Forecast.objects.filter(made_at__lt=at - _KEPT_FORECASTS).delete()
+    last = FacilityChange.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    # The last one stays: whoever remembers the facility of an empty table would take the next for the same.
+    FacilityChange.objects.filter(pk__lt=last, at__lt=at - _KEPT_FACILITY_CHANGES).delete()
 
 
 def _in_trees(taken: Taken) -> "np.ndarray[Any, np.dtype[np.bool_]]":
