@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
 from typing import Final
@@ -27,13 +27,13 @@ from apps.scheduling.engine.facts import (
     Team,
 )
 from apps.scheduling.engine.facts import Saving as GangSaving
+from apps.scheduling.engine.sizes import rate_at
 from apps.simulation.canonical import CanonicalOrder, canonical_order
 from apps.simulation.replay.heap import exact
 from apps.simulation.replay.progress import Saving, declared_work_s
 from apps.simulation.scenario import EventRow, NodeRow, Scenario, TeamRow
 
 ZERO: Final = Fraction(0)
-MAX_PACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +279,6 @@ def _jobs(
         shape = shapes.setdefault((asks, booking), Shape(asks, reservation=booking))
         saving = _saving(row)
         runtime = exact(row.runtime)
-        job_paces = paces_of(asks[0].kinds, row.n_devices > 0)
-        work_s = declared_work_s(runtime, restart_s=ZERO, saving=saving, paces=job_paces)
         gang = Gang(
             id=position,
             name=row.name,
@@ -291,7 +289,6 @@ def _jobs(
             submitted_s=row.submit - row.age,
             sequence=position,
             limit_s=inf if row.time_limit is None else row.time_limit,
-            work_s=float(work_s) if row.time_limit is None else inf,
             not_before_s=-inf if row.not_before is None else row.not_before,
             deadline_s=inf if row.deadline is None else row.deadline,
             waits_for=tuple(row.after),
@@ -300,6 +297,12 @@ def _jobs(
             datasets=tuple(sorted({dataset_at[name] for name in row.datasets})),
             scaling=tuple((int(n), rate) for n, rate in row.scaling or ()),
         )
+        job_paces = paces_of(asks[0].kinds, row.n_devices > 0)
+        if saving is not None and row.time_limit is None:
+            job_paces = tuple(sorted({pace * rate for pace in job_paces for rate in _rates(gang)}))
+        work_s = declared_work_s(runtime, restart_s=ZERO, saving=saving, paces=job_paces)
+        if row.time_limit is None:
+            gang = replace(gang, work_s=float(work_s))
         jobs.append(
             SimJob(
                 index=position,
@@ -360,10 +363,19 @@ class _Paces:
                     if kind in kinds or not kinds
                 }
             )
-            # Where nearly every node has a pace of its own, a sample from the slowest to the fastest will do.
-            step = max(1, len(paces) // MAX_PACES)
-            self._known[key] = tuple(paces[::step] + paces[-1:])
+            self._known[key] = tuple(paces)
         return self._known[key]
+
+
+def _rates(gang: Gang) -> set[Fraction]:
+    """Throughput at every size that an elastic gang may have, relative to the preferred one."""
+    elastic = [ask for ask in gang.shape.asks if ask.least != ask.most]
+    if not elastic:
+        return {Fraction(1)}
+    if gang.scaling:
+        sizes = range(min(ask.least for ask in elastic), max(ask.most for ask in elastic) + 1)
+        return {exact(rate_at(gang.scaling, n)) for n in sizes}
+    return {Fraction(n, ask.n_replicas) for ask in elastic for n in range(ask.least, ask.most + 1)}
 
 
 def _gang_saving(row: ScenarioJob) -> GangSaving | None:

@@ -162,18 +162,24 @@ def fraction_room(
 
 
 @_compile
-def keep_emptied(shared: IntArray, dev: IntArray, whole: IntArray, offset: IntArray, nodes: IntArray) -> None:
-    """Take from `shared` the devices that are empty in a later state whose node (one of these) has promised them."""
+def keep_emptied(
+    shared: IntArray, dev: IntArray, whole: IntArray, least: IntArray, offset: IntArray, nodes: IntArray
+) -> None:
+    """Take from `shared` the devices that are empty in a later state whose node (one of these) has promised them.
+
+    Of the whole devices a node has left then, `least` may be taken fresh; what is left beside those may stay shared.
+    """
     for x in range(len(nodes)):
         node = nodes[x]
         n_emptied = 0
         for device in range(offset[node], offset[node + 1]):
             if shared[device] > 0 and dev[device] == FULL:
                 n_emptied += 1
-        if n_emptied > max(0, whole[node]):
-            for device in range(offset[node], offset[node + 1]):
-                if dev[device] == FULL:
-                    shared[device] = 0
+        n_kept = n_emptied + max(0, least[node]) - max(0, whole[node])
+        for device in range(offset[node + 1] - 1, offset[node] - 1, -1):
+            if n_kept > 0 and shared[device] > 0 and dev[device] == FULL:
+                shared[device] = 0
+                n_kept -= 1
 
 
 @_compile

@@ -347,5 +347,5 @@ class Floor:
         nodes = np.unique(frame.node_of_device[np.flatnonzero(shared)])
         wholes = self.wholes or [state.whole for state in self.states]
         for state, whole in zip(self.states[1:], wholes[1:], strict=True):
-            keep_emptied(shared, state.dev, whole, frame.offset, nodes)
+            keep_emptied(shared, state.dev, whole, self.whole, frame.offset, nodes)
         return shared

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 ZERO = Fraction(0)
+_MOST_PACES = 64  # beyond so many, what a planner is told is a bound and not worked out pace by pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,13 @@ def declared_work_s(
 ) -> Fraction:
     """Work to tell a planner that divides it by the pace, so that checkpoints and restart are never left out.
 
-    Exact where all paces are equal; with several, the smallest number that is short at none of them.
+    Exact where all paces are equal; with several, the smallest number that is short at none of them; with very many,
+    one that is short at no pace up to the fastest.
     """
     if saving is None and not restart_s:
         return work_s
+    if len(paces) > _MOST_PACES:
+        # One checkpoint fewer than there are intervals, begun ones counted, is at most their exact number.
+        checkpoint_s = work_s / saving.interval_s * saving.cost_s if saving is not None else ZERO
+        return work_s + checkpoint_s + max(paces) * restart_s
     return max(pace * Attempt(work_s, pace, restart_s, saving).length_s for pace in paces or (Fraction(1),))

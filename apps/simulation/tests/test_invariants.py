@@ -173,15 +173,16 @@ def test_a_promise_is_kept_though_jobs_behind_are_backfilled():
 @SLOW
 @given(scenes())
 def test_under_easy_nothing_that_is_backfilled_moves_the_promised_start_later(scene):
-    # Served by submit time alone, on equal nodes, and nobody ahead of the head becomes ready later.
-    scene["events"], scene["reservations"] = [], []
+    # Served by submit time alone, on equal nodes; nobody ahead of the head becomes ready later, or waits for a quota.
+    scene["events"], scene["reservations"], scene["teams"] = [], [], []
     scene["policy"] = {"order": "submit", "backfill_depth": 1, "preemption": False}
     for node in scene["facility"]["nodes"]:
         node["accelerator"] = "A"
         node.pop("speed", None)
     for job in scene["jobs"]:
         for field in (
-            "after", "not_before", "reservation", "accelerators", "min_memory_gib", "deadline", "datasets", "topology"
+            "team", "after", "not_before", "reservation", "accelerators", "min_memory_gib", "deadline", "datasets",
+            "topology",
         ):  # fmt: skip
             job.pop(field, None)
     promised: dict[str, float] = {}
@@ -238,6 +239,11 @@ def test_devices_wait_for_data_no_longer_than_they_may(scene):
     outcome = run_scene(scene)
     stores = {node["name"]: node.get("storage") for node in scene["facility"]["nodes"]}
     copies = {(row["name"], at): 0 for row in scene["datasets"] for at in row["at"]}
+    copies |= {
+        (row["name"], at): arrives
+        for row in scene["datasets"]
+        for at, arrives in row.get("arriving", {}).items()
+    }
     for line in outcome.lines:
         if line["event"] == "stage":
             assert line["until"] - line["t"] == sizes[line["dataset"]]

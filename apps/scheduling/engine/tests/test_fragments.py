@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.scheduling.engine.facts import Ask, Gang, Kind, Policy, Shape
@@ -81,6 +81,7 @@ nodes = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(asks, min_size=1, max_size=5),
     st.lists(st.lists(nodes, min_size=3, max_size=3), min_size=1, max_size=4),

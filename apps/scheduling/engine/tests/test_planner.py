@@ -5,9 +5,22 @@ from math import inf
 
 import numpy as np
 
-from apps.scheduling.engine.facts import Ask, Booking, Gang, Kind, Plan, Policy, Shape, Snapshot, Team
+from apps.scheduling.engine.facts import (
+    Ask,
+    Booking,
+    Gang,
+    Kind,
+    Plan,
+    Policy,
+    Running,
+    Shape,
+    Share,
+    Snapshot,
+    Team,
+)
 from apps.scheduling.engine.planner import plan
 from apps.scheduling.engine.tests.scenes import facility, gang, holds, snapshot
+from apps.scheduling.engine.units import FULL
 
 EASY = Policy(backfill_depth=1)
 
@@ -71,6 +84,27 @@ def test_fractions_share_a_device_before_they_open_another() -> None:
     devices = [s.placing[0].devices for s in decide(scene).starts]
 
     assert devices == [(0,)] * 4 + [(1,)]
+
+
+def test_a_device_that_empties_is_not_counted_on_beside_the_fresh_one_that_a_promise_leaves() -> None:
+    # At 30 two of the devices 1 to 3 are the head's. Three halves need more than the third of them.
+
+    def half(id: int, device: int, ends_s: float) -> Running:
+        one = holds(gang(id, 1, 0, share_steps=FULL // 2), (0, (device,)), ends_s=ends_s)
+        return replace(one, placing=(Share(0, 0, 1, (device,), FULL // 2),))
+
+    running = (
+        holds(gang(9, 1, 1), (0, (0,)), ends_s=200.0),
+        half(6, 2, 20.0),
+        half(7, 2, 30.0),
+        half(8, 3, 30.0),
+    )
+    head, long = gang(1, 1, 2), gang(2, 3, 0, share_steps=FULL // 2)
+
+    decided = decide(snapshot(facility(leaves=[[0]], devices=4), head, long, running=running))
+
+    assert started(decided) == []
+    assert decided.reserves[0].start_s == 30.0
 
 
 def test_a_short_job_passes_a_blocked_head_and_a_long_one_does_not() -> None:
