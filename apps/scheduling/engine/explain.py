@@ -81,13 +81,26 @@ class Explainer:
         # By shape, kind and rules: the longest window known to do, and the shortest known not to (in pinches).
         self._fits: dict[tuple[object, ...], tuple[float, float]] = {}
         self._words_of: dict[tuple[object, ...], tuple[str, Mapping[str, Any]]] = {}
+        self._also: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._masks: dict[tuple[tuple[int, ...], int], BoolArray] = {}
         self._above: dict[int, IntArray] = {}
         self._binding: dict[tuple[int, bool, bool], tuple[str, ...]] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
 
-    def why(self, gang: Gang, rank: int, promised_s: float | None) -> Wait:
+    def why(self, gang: Gang, rank: int, expected_s: float | None) -> Wait:
         """Why this gang did not start in the pass that is ending."""
+        own = self.walk.promised.get(gang.id)
+        if own is None:
+            return self._why(gang, rank, expected_s)
+        # What is promised to it is not in its own way; what is found out without that holds for nobody else.
+        calendar = self.walk.calendar
+        calendar.withdraw(own)
+        try:
+            return Explainer(self.walk)._why(gang, rank, expected_s)
+        finally:
+            self.walk.promised[gang.id] = calendar.promise(gang, own.charge, own.start_s, own.end_s)
+
+    def _why(self, gang: Gang, rank: int, expected_s: float | None) -> Wait:
         walk = self.walk
         gang = walk.least(gang)
         kinds = walk.kinds(gang.shape)
@@ -115,7 +128,22 @@ class Explainer:
         code, blocked_by, sentence, facts = self._known[key]
         if code == "priority":
             sentence, facts = self._say_priority(gang)  # who stands ahead is each job's own
-        return Wait(gang.id, code, sentence, blocked_by, facts, rank, promised_s)
+        return Wait(gang.id, code, sentence, blocked_by, facts, rank, expected_s)
+
+    def unready(self, wait: Wait, gang: Gang, expected_s: float | None) -> Wait:
+        """The same reason, and with it the rules that would bind the gang if it were ready."""
+        if wait.expected_start_s is not None:
+            expected_s = wait.expected_start_s
+        blocked_by = wait.blocked_by
+        if gang.shape.reservation == NONE:
+            gang = self.walk.least(gang)
+            key = (id(gang.shape), gang.limit_s, gang.work_s, gang.team, gang.datasets)
+            also = self._also.get(key)
+            if also is None:
+                found, _ = self._blocked_by(gang)
+                also = self._also[key] = () if found == _NOTHING else found
+            blocked_by = (*blocked_by, *also)
+        return replace(wait, blocked_by=blocked_by, expected_start_s=expected_s)
 
     def _window(self, gang: Gang, kind: int) -> Window:
         return self.walk.calendar.window_of(gang, self.walk.now_s + self.walk.duration_s(gang, kind))
@@ -218,8 +246,13 @@ class Explainer:
         return self._masks[key]
 
     def _say_better(self, gang: Gang) -> tuple[str, dict[str, Any]]:
-        kinds = self.walk.frame.kinds
-        best = max(self.walk.kinds(gang.shape), key=lambda k: kinds[k].speed)
+        frame = self.walk.frame
+        kinds = frame.kinds
+        promised = next((r for r in self.walk.reserves if r.job_id == gang.id), None)
+        if promised is not None:
+            best = int(frame.kind[promised.placing[0].node])
+        else:
+            best = max(self.walk.kinds(gang.shape), key=lambda k: kinds[k].speed)
         return f"It waits for {kinds[best].name}, on which it ends earlier.", {
             "accelerator": kinds[best].name
         }

@@ -724,3 +724,53 @@ def seek(
                 break
             if part == 1:
                 return i, m, next_s
+
+
+@_compile
+def earliest_gap(
+    times: FloatArray, free: IntArray, n: int, from_s: float, lasts_s: float, steps: int
+) -> float:
+    """The first instant from from_s on from which `steps` are free for lasts_s; free[i] holds from times[i] on."""
+    i = max(0, int(np.searchsorted(times[:n], from_s, side="right")) - 1)
+    start_s = max(from_s, times[i])
+    while i < n:
+        if free[i] < steps:
+            i += 1
+            if i < n:
+                start_s = times[i]
+            continue
+        j = i
+        end_s = start_s + lasts_s
+        is_free = True
+        while j + 1 < n and times[j + 1] < end_s:
+            j += 1
+            if free[j] < steps:
+                is_free = False
+                break
+        if is_free:
+            return float(start_s)
+        i = j
+    return np.inf
+
+
+@_compile
+def take_gap(times: FloatArray, free: IntArray, n: int, start_s: float, end_s: float, steps: int) -> int:
+    """Take `steps` from start_s to end_s; the arrays have room for two instants more. How many there are then."""
+    for at_s in (start_s, end_s):
+        if at_s == np.inf:
+            continue
+        i = int(np.searchsorted(times[:n], at_s, side="left"))
+        if i < n and times[i] == at_s:
+            continue
+        for x in range(n, i, -1):
+            times[x] = times[x - 1]
+            free[x] = free[x - 1]
+        times[i] = at_s
+        free[i] = free[i - 1] if i > 0 else free[0]
+        n += 1
+    for i in range(n):
+        if times[i] >= end_s:
+            break
+        if times[i] >= start_s:
+            free[i] -= steps
+    return n

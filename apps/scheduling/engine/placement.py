@@ -539,7 +539,7 @@ def _name(
     frame: Frame, group: int, ask: Ask, counts: Counts, left: "_Left", terms: Terms, floor: Floor
 ) -> list[Share] | None:
     """Turn counts into shares with device indices."""
-    if not ask.devices and not ask.share_steps:
+    if not terms.busy or (not ask.devices and not ask.share_steps):
         return [Share(group, node, n, ()) for node, n in counts]
     if ask.devices:
         if not terms.named:

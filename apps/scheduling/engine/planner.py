@@ -33,6 +33,7 @@ from apps.scheduling.engine.facts import (
     Start,
     Wait,
 )
+from apps.scheduling.engine.forecast import forecast
 from apps.scheduling.engine.fragments import Fragments, demand_of
 from apps.scheduling.engine.frame import Frame, frame_of
 from apps.scheduling.engine.order import order_queue
@@ -98,6 +99,7 @@ class Pass:
         self.evictions: list[Evict] = []
         self.resizes: list[Resize] = []
         self.stages: dict[tuple[int, int], Stage] = {}
+        self.promised: dict[int, Promise] = {}  # by waiting job, as it stands in the calendar
         self.data = Data(snapshot)
         self.sizer = Sizer()
         self.preemptor: Preemptor | None = None
@@ -166,6 +168,7 @@ class Pass:
                 continue
             if gang.id in kept and not self.snapshot.ended_early:
                 self.reserves.append(promised[gang.id])
+                self.promised[gang.id] = kept[gang.id]
                 blocked.append((rank, gang))
                 continue
             if gang.id in kept:
@@ -204,9 +207,14 @@ class Pass:
         if self.policy.resizing:
             grow(self)
         if self.policy.explain:
-            starts_s = {r.job_id: r.start_s for r in self.reserves}
+            expected_s = self._forecast(blocked)
             explainer = explain.Explainer(self)
-            self.waits.extend(explainer.why(gang, rank, starts_s.get(gang.id)) for rank, gang in blocked)
+            gangs = {gang.id: gang for gang in self.snapshot.queue} if self.waits else {}
+            self.waits = [
+                explainer.unready(wait, gangs[wait.job_id], expected_s.get(wait.job_id))
+                for wait in self.waits
+            ]
+            self.waits.extend(explainer.why(gang, rank, expected_s.get(gang.id)) for rank, gang in blocked)
         self.waits.sort(key=lambda w: w.rank)
         for booking in self.calendar.bookings:
             for at_s in (booking.start_s, booking.end_s):
@@ -222,6 +230,27 @@ class Pass:
             tuple(self.resizes),
             tuple(self.stages[key] for key in sorted(self.stages)),
             next_boundary_s=self.boundary_s,
+        )
+
+    def _forecast(self, blocked: Sequence[tuple[int, Gang]]) -> dict[int, float]:
+        """When each waiting job will probably start; nobody can tell of those that are held or wait for others."""
+        unready = {wait.job_id: wait for wait in self.waits if wait.code not in ("held", "dependency")}
+        later = [(wait.rank, wait.job_id) for wait in unready.values()]
+        gangs = {gang.id: gang for gang in self.snapshot.queue if gang.id in unready}
+        waiting = sorted([(rank, gang.id) for rank, gang in blocked] + later)
+        gangs.update((gang.id, gang) for _, gang in blocked)
+        at_least_s = {
+            w.job_id: w.expected_start_s for w in unready.values() if w.expected_start_s is not None
+        }
+        return forecast(
+            self.snapshot,
+            self.frame,
+            self.tree,
+            self.starts,
+            self.reserves,
+            [gangs[job_id] for _, job_id in waiting],
+            at_least_s,
+            self.gone,
         )
 
     def _gets_no_promise(self, gang: Gang) -> bool:
@@ -287,7 +316,8 @@ class Pass:
             )
             if start_s == inf or not self.calendar.has_free_at(charge, start_s):
                 continue  # somebody else is there: it looks for a place as any other job does
-            self.calendar.promise(gang, charge, start_s, self._exact_end_s(gang, found, start_s))
+            end_s = self._exact_end_s(gang, found, start_s)
+            self.promised[gang.id] = self.calendar.promise(gang, charge, start_s, end_s)
             self.reserves.append(Reserve(gang.id, start_s, reserve.placing))
             earmarked[gang.id] = True
         return earmarked
@@ -672,7 +702,7 @@ class Pass:
         if offer is None:
             return False
         charge = charge_of(self.frame, gang, offer.found.placing)
-        self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
+        self.promised[gang.id] = self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
         self.reserves.append(Reserve(gang.id, offer.start_s, offer.found.placing))
         self.send(gang, {share.node for share in offer.found.placing})
         return True

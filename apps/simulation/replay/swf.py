@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -32,7 +33,11 @@ from apps.scheduling.engine.facts import (
     Snapshot,
     Start,
 )
+from apps.scheduling.engine.forecast import forecast
+from apps.scheduling.engine.frame import frame_of
+from apps.scheduling.engine.order import order_queue
 from apps.scheduling.engine.predict import History
+from apps.scheduling.engine.quota import QuotaTree
 from apps.simulation.replay.metrics import Served, bounded_slowdown, element_at, mean
 
 N_COLUMNS: Final = 18
@@ -166,12 +171,25 @@ class Engine:
 class Replay:
     """One log on one pool under one policy; `starts` fills while `run` goes on."""
 
-    def __init__(self, log: Log, n_procs: int, policy: Policy, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        n_procs: int,
+        policy: Policy,
+        engine: Engine | None = None,
+        *,
+        makes_forecasts: bool = False,
+    ) -> None:
         self.log, self.n_procs, self.policy = log, n_procs, policy
         self.engine = engine or Engine()
         self.starts: dict[int, float] = {}  # place in the log -> start
         self.ends: dict[int, float] = {}
         self.n_passes = 0
+        self.makes_forecasts = makes_forecasts
+        # What was foretold of each job that had to wait, in the pass that saw it first: by predictions, and by limits.
+        self.forecasts: dict[int, tuple[float, float]] = {}
+        self._predicted_s: dict[int, float] = {}  # of running jobs, as it was when they came
+        self._tree = QuotaTree((), 1)
         self._facility = pool(n_procs)
         self._shapes: dict[int, Shape] = {}
         self._running: dict[int, Running] = {}
@@ -249,6 +267,8 @@ class Replay:
             raise AssertionError(
                 f"The plan at {now_s} s breaks a rule: {faults[0].rule}: {faults[0].message}"
             )
+        if self.makes_forecasts:
+            self._foretell(snapshot, plan)
         self._promises = plan.reserves
         for start in plan.starts:
             place = start.job_id
@@ -257,6 +277,35 @@ class Replay:
             self._running[place] = Running(gang, start.placing, now_s, now_s + held_s, start.cap)
             self.starts[place] = now_s
         return plan.starts
+
+    def _foretell(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Say of each job that has to wait, once, when it will start."""
+        begun = {start.job_id for start in plan.starts}
+        new = [place for place in self._queue if place not in self._predicted_s]
+        jobs = self.log.jobs
+        for place in new:
+            gang = self._queue[place]
+            self._predicted_s[place] = self._history.predict_s(jobs[place].user, gang.limit_s)
+        new = [place for place in new if place not in begun]
+        if not new:
+            return
+        by_limit = self._forecast(replace(snapshot, queue=tuple(self._queue.values())), plan, begun)
+        predicted = replace(
+            snapshot,
+            queue=tuple(replace(gang, predicted_s=self._predicted_s[gang.id]) for gang in snapshot.queue),
+            running=tuple(
+                replace(one, gang=replace(one.gang, predicted_s=self._predicted_s[one.gang.id]))
+                for one in snapshot.running
+            ),
+        )
+        by_prediction = self._forecast(predicted, replace(plan, reserves=()), begun)
+        for place in new:
+            self.forecasts[place] = (by_prediction.get(place, inf), by_limit.get(place, inf))
+
+    def _forecast(self, snapshot: Snapshot, plan: Plan, begun: set[int]) -> dict[int, float]:
+        waiting = [gang for gang in order_queue(snapshot, self.policy) if gang.id not in begun]
+        frame = frame_of(snapshot.facility)
+        return forecast(snapshot, frame, self._tree, plan.starts, plan.reserves, waiting, {})
 
 
 def start_rows(replay: Replay) -> Iterator[tuple[int, float]]:
@@ -289,4 +338,21 @@ def summary(replay: Replay) -> dict[str, float | int | None]:
         "jobs_that_waited": sum(1 for wait in waits if wait > 0),
         "median_wait": element_at(waits, _HALF),
         "p95_wait": element_at(waits, _P95),
+        **_errors(replay),
     }
+
+
+def _errors(replay: Replay) -> dict[str, float | int | None]:
+    """How far the forecasts were off, over the jobs that had to wait."""
+    if not replay.makes_forecasts:
+        return {}
+    errors: dict[str, float | int | None] = {"forecasts": len(replay.forecasts)}
+    for column, by in enumerate(("prediction", "limit")):
+        off = [
+            abs(foretold[column] - replay.starts[place])
+            for place, foretold in replay.forecasts.items()
+            if place in replay.starts and foretold[column] != inf
+        ]
+        errors[f"forecast_error_mean_by_{by}"] = mean(off) if off else None
+        errors[f"forecast_error_median_by_{by}"] = median(off) if off else None
+    return errors

@@ -89,6 +89,9 @@ class Command(BaseCommand):
             "--processors", type=_count, help="size of the machine (default: as the log's header tells)"
         )
         log.add_argument("--policy", choices=sorted(swf.POLICIES), default="default")
+        log.add_argument(
+            "--forecasts", action="store_true", help="foretell each start, and report how far that was off"
+        )
         log.add_argument("--starts", type=Path, metavar="OUT.csv", help="job_id,start_s")
         log.add_argument("--summary", type=Path, metavar="OUT.json")
         pods = traces.add_parser("openb", help="Alibaba's GPU pods, arriving one by one at an empty cluster")
@@ -190,7 +193,8 @@ class Command(BaseCommand):
         too_large = sum(1 for job in log.jobs if job.n_procs > n_procs)
         if too_large:
             raise CommandError(f"{too_large} jobs ask for more than {n_procs} processors.")
-        replay = swf.Replay(log, n_procs, swf.POLICIES[options["policy"]])
+        policy = swf.POLICIES[options["policy"]]
+        replay = swf.Replay(log, n_procs, policy, makes_forecasts=options["forecasts"])
         began_s = clock.monotonic_s()
         is_whole = True
         with self._bar(len(log.jobs), "jobs", options) as bar:

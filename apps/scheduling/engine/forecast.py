@@ -1,0 +1,239 @@
+"""When each waiting job will probably start.
+
+The queue is laid out in its order over what each accelerator type will have free, every job at the earliest gap that
+holds it for the time it will probably run: what a scheduler with backfilling does, seen from far enough away to leave
+out on which nodes (Smith, Taylor and Foster, "Using Run-Time Predictions to Estimate Queue Wait Times", 1999). Behind
+the first few hundred jobs the work that stands ahead is spread evenly over the devices instead. A promise is its own
+forecast. Nothing is decided by a forecast.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
+
+import numpy as np
+
+from apps.scheduling.engine.facts import (
+    NONE,
+    FloatArray,
+    Gang,
+    IntArray,
+    Placing,
+    Reserve,
+    Running,
+    Snapshot,
+    Start,
+)
+from apps.scheduling.engine.frame import Frame
+from apps.scheduling.engine.kernels import earliest_gap, take_gap
+from apps.scheduling.engine.placement import kinds_of
+from apps.scheduling.engine.quota import QuotaTree
+from apps.scheduling.engine.units import BIG, FULL
+
+_LAID_OUT = 500  # waiting jobs that are laid out one by one
+_UNKNOWN_S = 3600.0  # how long a job runs of which nothing is known
+
+
+def probable_s(gang: Gang) -> float:
+    """How long a job that has not started will probably run."""
+    least_s = min(gang.predicted_s, gang.limit_s, gang.work_s)
+    return _UNKNOWN_S if least_s == inf else max(1.0, least_s)
+
+
+def probable_end_s(running: Running, now_s: float) -> float:
+    """When running work will probably end; one that ran longer than it was expected to goes on as long again."""
+    ran_s = max(1.0, now_s - running.started_s)
+    end_s = running.started_s + running.gang.predicted_s
+    if end_s <= now_s:
+        end_s = now_s + ran_s
+    return max(now_s + 1.0, min(end_s, running.ends_s))
+
+
+class _Profile:
+    """Free millionths of devices from each instant on."""
+
+    def __init__(self, now_s: float, free: int) -> None:
+        self.times: FloatArray = np.full(64, inf)
+        self.free: IntArray = np.zeros(64, dtype=np.int64)
+        self.times[0], self.free[0] = now_s, free
+        self.n = 1
+
+    def _room(self) -> None:
+        if self.n + 2 > len(self.times):
+            self.times = np.concatenate([self.times, np.full(len(self.times), inf)])
+            self.free = np.concatenate([self.free, np.zeros(len(self.free), dtype=np.int64)])
+
+    def take(self, start_s: float, end_s: float, steps: int) -> None:
+        """From start_s to end_s so much is not free."""
+        self._room()
+        self.n = take_gap(self.times, self.free, self.n, start_s, end_s, steps)
+
+    def earliest(self, from_s: float, lasts_s: float, steps: int) -> float:
+        """The first instant from which so much is free for so long; inf if there is none."""
+        return float(earliest_gap(self.times, self.free, self.n, from_s, lasts_s, steps))
+
+    def work_left(self, capacity: int) -> float:
+        """Device-seconds, in millionths, that are taken before everything is as free as it gets."""
+        spans = np.diff(self.times[: self.n])
+        taken = np.maximum(0, capacity - self.free[: self.n - 1])
+        return float((spans * taken).sum())
+
+
+class Forecaster:
+    """What one pass leaves, laid out."""
+
+    def __init__(self, snapshot: Snapshot, frame: Frame, tree: QuotaTree) -> None:
+        self.snapshot, self.frame, self.tree = snapshot, frame, tree
+        self.now_s = snapshot.now_s
+        self._shapes: dict[int, tuple[int, tuple[int, ...]]] = {}
+        usable = snapshot.is_usable
+        n_kinds = len(frame.kinds)
+        self.capacity = [
+            int(frame.n_devices[frame.kind_mask[kind] & usable].sum()) * FULL for kind in range(n_kinds)
+        ]
+        self.profiles = [_Profile(self.now_s, capacity) for capacity in self.capacity]
+        self.of_team: dict[tuple[int, int], _Profile] = {}
+
+    def steps(self, gang: Gang) -> tuple[int, tuple[int, ...]]:
+        """Millionths of devices it holds at the least, and the types it accepts."""
+        known = self._shapes.get(id(gang.shape))
+        if known is None:
+            steps = sum((ask.devices * FULL or ask.share_steps) * ask.least for ask in gang.shape.asks)
+            known = self._shapes[id(gang.shape)] = steps, kinds_of(gang.shape) or ()
+        return known
+
+    def _team(self, team: int, kind: int) -> _Profile | None:
+        """What is left to a team of what it may hold at most; None: it is not limited."""
+        tree = self.tree
+        if team == NONE or not tree.teams or not tree.limited[kind]:
+            return None
+        most = int(tree.subtree[team, kind]) + int(tree.borrow[team, kind])
+        if most >= BIG or most >= self.capacity[kind]:
+            return None
+        if (team, kind) not in self.of_team:
+            self.of_team[team, kind] = _Profile(self.now_s, most)
+        return self.of_team[team, kind]
+
+    def hold(self, gang: Gang, kind: int, steps: int, start_s: float, end_s: float) -> None:
+        """Somebody holds devices."""
+        self.profiles[kind].take(start_s, end_s, steps)
+        team = self._team(gang.team, kind)
+        if team is not None:
+            team.take(start_s, end_s, steps)
+
+    def place(self, gang: Gang, at_least_s: float) -> float:
+        """Lay out a job; when it starts, inf if it never does."""
+        steps, kinds = self.steps(gang)
+        lasts_s = probable_s(gang)
+        best: tuple[float, float, int] | None = None
+        for kind in kinds:
+            lasts_here_s = lasts_s if gang.limit_s != inf else lasts_s / self.frame.kinds[kind].speed
+            start_s = self._earliest(gang, kind, at_least_s, lasts_here_s, steps)
+            if start_s != inf and (best is None or start_s + lasts_here_s < best[0]):
+                best = start_s + lasts_here_s, start_s, kind
+        if best is None:
+            return at_least_s if not steps else inf
+        end_s, start_s, kind = best
+        self.hold(gang, kind, steps, start_s, end_s)
+        return start_s
+
+    def _earliest(self, gang: Gang, kind: int, from_s: float, lasts_s: float, steps: int) -> float:
+        team = self._team(gang.team, kind)
+        at_s = from_s
+        while True:
+            start_s = self.profiles[kind].earliest(at_s, lasts_s, steps)
+            if team is None or start_s == inf:
+                return start_s
+            at_s = team.earliest(start_s, lasts_s, steps)
+            if at_s in (start_s, inf):
+                return at_s
+
+
+def forecast(
+    snapshot: Snapshot,
+    frame: Frame,
+    tree: QuotaTree,
+    starts: Iterable[Start],
+    reserves: Sequence[Reserve],
+    waiting: Sequence[Gang],
+    at_least_s: Mapping[int, float],
+    gone: Collection[int] = (),
+) -> dict[int, float]:
+    """When each of the waiting jobs, in their order, will probably start.
+
+    Args:
+        at_least_s: By job, an instant before which it will not start, where there is one.
+        gone: Running jobs that leave in this pass.
+
+    Returns:
+        By job; those of which nobody can tell are left out.
+    """
+    laid = Forecaster(snapshot, frame, tree)
+    now_s = snapshot.now_s
+    gangs = {gang.id: gang for gang in snapshot.queue}
+    for running in snapshot.running:
+        if running.gang.id not in gone:
+            _hold_all(laid, running.gang, running.placing, now_s, probable_end_s(running, now_s))
+    for start in starts:
+        gang = gangs[start.job_id]
+        _hold_all(laid, gang, start.placing, now_s, min(start.expected_end_s, now_s + probable_s(gang)))
+    for booking in snapshot.bookings:
+        if booking.end_s > now_s:
+            for kind, n in _booked(frame, booking.nodes, booking.kind, booking.n_devices).items():
+                laid.profiles[kind].take(max(now_s, booking.start_s), booking.end_s, n * FULL)
+    told: dict[int, float] = {}
+    for reserve in reserves:
+        gang = gangs[reserve.job_id]
+        told[gang.id] = reserve.start_s
+        _hold_all(laid, gang, reserve.placing, reserve.start_s, reserve.start_s + probable_s(gang))
+    # It waits now, so it starts when something changes, whatever the sums say.
+    changes = [
+        end for profile in laid.profiles for end in profile.times[1 : profile.n].tolist() if end > now_s
+    ]
+    soonest_s = min(changes, default=now_s + 1.0)
+    rest = [gang for gang in waiting if gang.id not in told]
+    for gang in rest[:_LAID_OUT]:
+        start_s = laid.place(gang, max(soonest_s, at_least_s.get(gang.id, -inf)))
+        if start_s != inf:
+            told[gang.id] = start_s
+    _spread_out(laid, rest[_LAID_OUT:], at_least_s, told)
+    return told
+
+
+def _hold_all(laid: Forecaster, gang: Gang, placing: Placing, start_s: float, end_s: float) -> None:
+    steps_of: dict[int, int] = {}
+    for share in placing:
+        ask = gang.shape.asks[share.group]
+        steps = (ask.devices * FULL or ask.share_steps) * share.n_replicas
+        if steps:
+            kind = int(laid.frame.kind[share.node])
+            steps_of[kind] = steps_of.get(kind, 0) + steps
+    for kind, steps in steps_of.items():
+        laid.hold(gang, kind, steps, start_s, end_s)
+
+
+def _booked(frame: Frame, nodes: Sequence[int], kind: int, n_devices: int) -> dict[int, int]:
+    if not nodes:
+        return {kind: n_devices}
+    booked: dict[int, int] = {}
+    for node in nodes:
+        of = int(frame.kind[node])
+        booked[of] = booked.get(of, 0) + int(frame.n_devices[node])
+    return booked
+
+
+def _spread_out(
+    laid: Forecaster, rest: Sequence[Gang], at_least_s: Mapping[int, float], told: dict[int, float]
+) -> None:
+    """Behind what is laid out: the work ahead of each, over the devices of the type that it would get first."""
+    ahead = [
+        profile.work_left(capacity) for profile, capacity in zip(laid.profiles, laid.capacity, strict=True)
+    ]
+    now_s, capacity = laid.now_s, laid.capacity
+    for gang in rest:
+        steps, kinds = laid.steps(gang)
+        able = [kind for kind in kinds if capacity[kind] >= steps > 0]
+        if not able:
+            continue
+        kind = min(able, key=lambda kind: ahead[kind] / capacity[kind])
+        told[gang.id] = max(now_s + ahead[kind] / capacity[kind], at_least_s.get(gang.id, -inf))
+        ahead[kind] += steps * probable_s(gang)
