@@ -190,6 +190,7 @@ class Allocation(models.Model):
     observed_exit_code = models.IntegerField(null=True, blank=True)
     observed_message = models.CharField(max_length=1000, blank=True)
     observed_data_at = models.DateTimeField(null=True, blank=True, help_text="All its data was there.")
+    lost_s = models.FloatField(default=0, help_text="Running time that it lost when it ended.")
 
     class Meta:
         constraints = [
@@ -201,6 +202,7 @@ class Allocation(models.Model):
                 condition=Q(desired_power_cap_share__gt=0, desired_power_cap_share__lte=1),
                 name="cap_is_a_share",
             ),
+            models.CheckConstraint(condition=Q(lost_s__gte=0), name="attempt_loses_no_less_than_nothing"),
             models.CheckConstraint(
                 condition=Q(observed_data_at=None) | Q(data_due_at__isnull=False),
                 name="data_arrives_where_it_is_waited_for",

@@ -5,7 +5,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.inventory.models import AcceleratorType
-from apps.jobs.models import Job
+from apps.jobs.models import Allocation, Job
+from apps.scheduling.idle import BUCKETS
 from apps.teams.models import Team
 
 
@@ -150,3 +151,63 @@ class FacilityChange(models.Model):
     """
 
     at = models.DateTimeField(db_default=Now())
+
+
+class LossClock(models.Model):
+    """How far the losses ledger has counted, and what devices do since then. One row."""
+
+    counted_to = models.DateTimeField()
+    rates = models.JSONField(
+        default=list,
+        help_text="[accelerator type, team or null, bucket, millionths of devices], of all capacity.",
+    )
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="one_loss_clock")]
+
+
+class LossSpan(models.Model):
+    """A quarter of an hour of one accelerator type's capacity; a trigger keeps the sum of its parts equal to it."""
+
+    from_at = models.DateTimeField()
+    accelerator_type = models.ForeignKey(AcceleratorType, models.PROTECT, db_index=False)
+    capacity = models.DecimalField(
+        max_digits=30, decimal_places=0, help_text="Millionths of devices times milliseconds."
+    )
+    guessed_ms = models.BigIntegerField(default=0, help_text="Of these, while no pass looked.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["from_at", "accelerator_type"], name="one_span_a_quarter_and_type"
+            ),
+            models.CheckConstraint(
+                condition=Q(capacity__gte=0, guessed_ms__gte=0), name="span_is_not_negative"
+            ),
+        ]
+
+
+class LossPart(models.Model):
+    """What became of part of a span: one bucket, of one team where somebody held the devices."""
+
+    span = models.ForeignKey(LossSpan, models.CASCADE, related_name="parts", db_index=False)
+    team = models.ForeignKey(Team, models.PROTECT, null=True, blank=True)
+    bucket = models.CharField(max_length=20, choices=[(name, name) for name in BUCKETS])
+    amount = models.DecimalField(max_digits=30, decimal_places=0, help_text="As the span's capacity.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["span", "team", "bucket"], nulls_distinct=False, name="one_part_a_span_team_bucket"
+            ),
+            models.CheckConstraint(condition=Q(amount__gte=0), name="part_is_not_negative"),
+            models.CheckConstraint(condition=Q(bucket__in=BUCKETS), name="part_has_a_bucket"),
+        ]
+
+
+class CountedLoss(models.Model):
+    """An attempt whose lost work is in the ledger: it is moved there once."""
+
+    allocation = models.OneToOneField(
+        Allocation, models.CASCADE, primary_key=True, related_name="counted_loss"
+    )

@@ -1,17 +1,21 @@
 """What the passes decided, and why the rest waits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from fractions import Fraction
 from typing import Any, Final
 
 from django.db import connection
-from django.db.models import QuerySet
+from django.db.models import Max, QuerySet, Sum
 
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
+from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import Policy
-from apps.scheduling.models import Pass, PolicySetting, Reason, UtilizationSample
+from apps.scheduling.idle import SPAN, in_floats
+from apps.scheduling.models import LossPart, LossSpan, Pass, PolicySetting, Reason, UtilizationSample
+from apps.teams.models import Team
 
 # What changes nothing that a plan rests on; everything else wakes the planner.
 _IRRELEVANT: Final = (
@@ -125,3 +129,69 @@ def samples(*, since: datetime, until: datetime) -> QuerySet[UtilizationSample]:
 def longest_span() -> timedelta:
     """The longest span of samples that is shown at once."""
     return timedelta(days=31)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What became of some capacity, in device-seconds that sum to it exactly."""
+
+    from_at: datetime
+    until: datetime
+    capacity_device_s: float
+    device_s: Mapping[str, float]  # by bucket
+    guessed_s: float  # of that time while no pass looked
+
+
+def losses(
+    *, since: datetime, until: datetime, type_name: str | None = None, team: Team | None = None
+) -> list[Losses]:
+    """The ledger by quarters of an hour that begin in [since, until), oldest first.
+
+    Args:
+        team: What its jobs held alone; the capacity is what they held.
+    """
+    parts = LossPart.objects.filter(span__from_at__gte=since, span__from_at__lt=until)
+    if type_name is not None:
+        parts = parts.filter(span__accelerator_type__name=type_name)
+    if team is not None:
+        parts = parts.filter(team=team)
+    amounts: dict[datetime, dict[str, Fraction]] = {}
+    for from_at, bucket, amount in (
+        parts.values_list("span__from_at", "bucket")
+        .annotate(Sum("amount"))
+        .order_by("span__from_at", "bucket")
+    ):
+        amounts.setdefault(from_at, {})[bucket] = Fraction(int(amount), SHARE_STEPS * 1000)
+    guessed = dict(
+        LossSpan.objects.filter(from_at__gte=since, from_at__lt=until)
+        .values_list("from_at")
+        .annotate(Max("guessed_ms"))
+    )
+    return [
+        Losses(
+            from_at,
+            from_at + SPAN,
+            float(sum(totals.values())),
+            in_floats(totals, sum(totals.values(), Fraction(0))),
+            guessed.get(from_at, 0) / 1000,
+        )
+        for from_at, totals in amounts.items()
+    ]
+
+
+def summed(rows: Sequence[Losses]) -> Losses | None:
+    """Spans that follow one another, as one; None of none."""
+    if not rows:
+        return None
+    totals: dict[str, Fraction] = {}
+    for row in rows:
+        for bucket, amount in row.device_s.items():
+            totals[bucket] = totals.get(bucket, Fraction(0)) + Fraction(amount)
+    capacity = sum(totals.values(), Fraction(0))
+    return Losses(
+        rows[0].from_at,
+        rows[-1].until,
+        float(capacity),
+        in_floats(totals, capacity),
+        sum(row.guessed_s for row in rows),
+    )

@@ -18,7 +18,7 @@ from apps.jobs import policies
 from apps.jobs.errors import Fault, Refused
 from apps.jobs.spec import JobRequest
 from apps.power.models import PowerReading
-from apps.scheduling import admission, apply, dump_store, selectors
+from apps.scheduling import admission, apply, dump_store, losses, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
 from apps.scheduling.models import FacilityChange, Forecast, Pass, UtilizationSample
@@ -94,6 +94,11 @@ def _one_pass(at: datetime) -> Pass:
         return _refuse(this, taken, plan, faults, watch, at)
     applied = apply.apply_plan(taken, plan, pass_id=this.pk, at=at)
     watch.lap("commit")
+    stale = {job_id for job_id, _ in applied.stale}
+    with transaction.atomic():
+        waits = (*plan.waits, *taken.left_out)
+        losses.count(taken, waits, [start for start in plan.starts if start.job_id not in stale], at=at)
+    watch.lap("losses")
     this.n_started, this.n_dropped = applied.n_started, len(applied.stale)
     this.summary["dropped"] = [{"job_id": job_id, "why": why} for job_id, why in applied.stale[:_MOST_FAULTS]]
     boundary = _next_boundary(taken, plan, at)

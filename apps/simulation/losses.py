@@ -15,13 +15,13 @@ the start of their own reservation claim nothing.
 Exact: device time is counted in millionths of devices and in fractions of a second.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Final
 
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import NONE, Booking, Facility, Placing, Wait
+from apps.scheduling.idle import Want, claim, in_floats
 from apps.simulation.replay.heap import exact
 from apps.simulation.replay.progress import Split
 from apps.simulation.world import SimJob
@@ -42,17 +42,6 @@ BUCKETS: Final = (
     "failed",
     "no_demand",
 )
-_CLAIMS: Final = {
-    "quota": "quota",
-    "power": "power",
-    "reservation": "reserved",
-    "priority": "held",
-    "resources": "fragmentation",
-    "topology": "fragmentation",
-    "unhealthy": "fragmentation",
-    "spread": "fragmentation",
-    "staging": "staging",
-}
 USABLE, RESERVED, DRAINED, FAILED = range(4)
 _BUCKET_OF_STATE: Final = {RESERVED: "reserved", DRAINED: "drained", FAILED: "failed"}
 
@@ -147,46 +136,24 @@ class Ledger:
             unused = max(0, min(booking.n_devices * SHARE_STEPS - used, free[booking.kind]))
             free[booking.kind] -= unused
             rates["reserved"] += unused
-        self._claim(free, waits, rates)
+        for _, bucket, steps in claim(free, self._wants(waits)):
+            rates[bucket] = rates.get(bucket, 0) + steps
         rates["no_demand"] = sum(free)
         self._rates = [(bucket, steps) for bucket, steps in rates.items() if steps]
 
-    def _claim(self, free: list[int], waits: Iterable[Wait], rates: dict[str, int]) -> None:
-        """Let the queue lay claim to free devices; what is claimed leaves `free`."""
-        left = sum(free)
+    def _wants(self, waits: Iterable[Wait]) -> Iterator[Want]:
         for wait in waits:
-            if not left:
-                return
-            bucket = _CLAIMS.get(wait.code)
             job = self._jobs[wait.job_id]
-            wanted = job.device_steps
-            if bucket is None or not wanted:
-                continue
-            own_window = wait.code == "reservation" and job.gang.shape.reservation != NONE
-            kinds = [kind for kind in job.gang.shape.asks[0].kinds if free[kind]]
-            if own_window or not kinds:
-                continue
-            kind = max(kinds, key=lambda kind: free[kind])
-            if bucket == "fragmentation" and wanted > free[kind]:
-                bucket = "held"
-            claimed = min(wanted, free[kind])
-            free[kind] -= claimed
-            left -= claimed
-            rates[bucket] = rates.get(bucket, 0) + claimed
+            shape = job.gang.shape
+            kinds = shape.asks[0].kinds
+            yield Want(wait.code, job.device_steps, kinds, names_reservation=shape.reservation != NONE)
 
     # -- report -------------------------------------------------------------------------------------
 
     def report(self, horizon: Fraction) -> dict[str, float]:
-        """Device-seconds by bucket, as floats whose sum is exactly the capacity, in whatever order they are added.
-
-        Every bucket is a whole multiple of the last digit that the capacity has as a float, so no sum is rounded.
-        """
-        capacity = float(Fraction(self.n_steps, SHARE_STEPS) * horizon)
-        digit = Fraction(math.ulp(capacity)) if capacity else Fraction(1)
-        counts = {bucket: round(self._total[bucket] / SHARE_STEPS / digit) for bucket in BUCKETS}
-        largest = max(BUCKETS, key=lambda bucket: counts[bucket])
-        counts[largest] += round(Fraction(capacity) / digit) - sum(counts.values())
-        return {bucket: float(count * digit) for bucket, count in counts.items()}
+        """Device-seconds by bucket, as floats whose sum is exactly the capacity, in whatever order they are added."""
+        totals = {bucket: self._total[bucket] / SHARE_STEPS for bucket in BUCKETS}
+        return in_floats(totals, Fraction(self.n_steps, SHARE_STEPS) * horizon)
 
     @property
     def held_and_free(self) -> Fraction:

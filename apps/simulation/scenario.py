@@ -763,7 +763,10 @@ class _References:
                 asks = next(
                     (group for group in row.groups or () if group.name == placed.group), row.all_groups[0]
                 )
-                kinds.add(node.accelerator)
+                if (
+                    asks.whole_devices or asks.share_steps
+                ):  # what holds no devices may lie on nodes of any type
+                    kinds.add(node.accelerator)
                 if asks.accelerators is not None and node.accelerator not in asks.accelerators:
                     self.reader.fault(
                         (*steps, "node"), f"has {_quoted(node.accelerator)}, which the job does not accept"

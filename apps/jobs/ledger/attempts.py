@@ -97,7 +97,14 @@ def allocation_ended(
         # Before the devices: jobs are locked first.
         cancel_never_satisfied([job], at=at)
     allocation.save(
-        update_fields=["ended_at", "observed_at", "observed_state", "observed_exit_code", "observed_message"]
+        update_fields=[
+            "ended_at",
+            "lost_s",
+            "observed_at",
+            "observed_state",
+            "observed_exit_code",
+            "observed_message",
+        ]
     )
     _release_claims(allocation, at)
     record_many(
@@ -142,7 +149,8 @@ def _move_on(
             return "job.failed"
         _requeue(job, [Trigger.START_FAILED], at=at, retry_s=_backoff_s(job.n_start_failures))
         return "job.start_failed"
-    job.lost_s += _lost_s(job.spec.get("checkpoint"), ran_s, _since_checkpoint_s(allocation, at))
+    allocation.lost_s = _lost_s(job.spec.get("checkpoint"), ran_s, _since_checkpoint_s(allocation, at))
+    job.lost_s += allocation.lost_s
     if outcome == "node_lost":
         job.n_node_losses += 1
         if job.n_node_losses >= MAX_NODE_LOSSES:

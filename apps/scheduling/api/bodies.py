@@ -7,7 +7,7 @@ from pydantic import Field
 
 from apps.core.api.body import Out
 from apps.scheduling.models import Forecast, Pass, Reason, UtilizationSample
-from apps.scheduling.selectors import TypeUse
+from apps.scheduling.selectors import Losses, TypeUse
 from apps.scheduling.services import Preview
 
 
@@ -200,3 +200,33 @@ class UtilizationOut(Out):
     now: list[TypeUseOut]
     items: list[SampleOut]
     next: str | None
+
+
+class LossesOut(Out):
+    """What became of every device-second; the buckets sum to the capacity exactly."""
+
+    since: datetime
+    until: datetime
+    capacity_device_s: float
+    device_s: dict[str, float] = Field(
+        description="By bucket: productive, starting, checkpoint, rework, staging, crossing, straggling, power, paused,"
+        " held, fragmentation, quota, reserved, drained, failed, no_demand."
+    )
+    guessed_s: float = Field(
+        description="Of this time nobody looked: the last known state is taken to have lasted."
+    )
+
+    @classmethod
+    def of(cls, row: Losses) -> "LossesOut":
+        return cls(
+            since=row.from_at,
+            until=row.until,
+            capacity_device_s=row.capacity_device_s,
+            device_s=dict(row.device_s),
+            guessed_s=row.guessed_s,
+        )
+
+
+class LedgerOut(Out):
+    total: LossesOut | None
+    items: list[LossesOut] = Field(description="By quarters of an hour, oldest first.")

@@ -16,13 +16,16 @@ from apps.core import clock
 from apps.core.api.body import page_schema, parse_body
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
+from apps.inventory.models import AcceleratorType
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
 from apps.scheduling import dump_store, selectors, services
 from apps.scheduling.api import bodies
 from apps.teams import throttles
+from apps.teams.models import Team
 from apps.teams.policies import person
+from apps.teams.selectors import teams_visible_to
 
 _MOST_FORECASTS = 50
 
@@ -141,6 +144,50 @@ class UtilizationView(APIView):
             render=lambda row: bodies.SampleOut.of(row).model_dump(),
         )
         return Response({"now": [bodies.TypeUseOut.of(one).model_dump() for one in use], **listed})
+
+
+class LossesView(APIView):
+    @extend_schema(
+        summary="What became of every device-second",
+        description="Whole quarters of an hour. With a team: what its own jobs held.",
+        parameters=[
+            OpenApiParameter("since", datetime, description="Default: 24 hours before `until`."),
+            OpenApiParameter("until", datetime, description="Default: now."),
+            OpenApiParameter("accelerator_type", str),
+            OpenApiParameter("team", str),
+        ],
+        responses=bodies.LedgerOut,
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "since", "until", "accelerator_type", "team")
+        until = _instant(request, "until") or clock.now()
+        since = _instant(request, "since") or until - timedelta(hours=24)
+        if not since < until <= since + selectors.longest_span():
+            raise InvalidInput.of("since", "must be before until, by at most 31 days", "out_of_range")
+        rows = selectors.losses(since=since, until=until, type_name=_type_name(request), team=_team(request))
+        total = selectors.summed(rows)
+        told = bodies.LedgerOut(
+            total=bodies.LossesOut.of(total) if total is not None else None,
+            items=[bodies.LossesOut.of(row) for row in rows],
+        )
+        return Response(told.model_dump())
+
+
+def _type_name(request: Request) -> str | None:
+    name = request.query_params.get("accelerator_type")
+    if name is not None and ("\x00" in name or not AcceleratorType.objects.filter(name=name).exists()):
+        raise InvalidInput.of("accelerator_type", "there is no such accelerator type", "not_a_choice")
+    return name
+
+
+def _team(request: Request) -> Team | None:
+    name = request.query_params.get("team")
+    if name is None:
+        return None
+    team = None if "\x00" in name else teams_visible_to(person(request)).filter(name=name).first()
+    if team is None:
+        raise InvalidInput.of("team", "there is no such team, or it is not yours to see", "not_a_choice")
+    return team
 
 
 def _is_asked(request: Request, name: str) -> bool:

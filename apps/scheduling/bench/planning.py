@@ -20,7 +20,7 @@ from apps.scheduling.bench.server import Server, in_a_process_of_its_own
 from apps.scheduling.engine import checker, planner
 from apps.scheduling.models import Pass
 
-PHASES: Final = ("load", "plan", "check", "commit")
+PHASES: Final = ("load", "plan", "check", "commit", "losses")
 BACKLOG: Final = 8_859
 _STEADY_PASSES: Final = 12
 _STEP_S: Final = 10.0

@@ -9,7 +9,7 @@ from rest_framework.test import APIClient
 from apps.core import clock
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import fleet, grant, job, person, start, team
-from apps.scheduling import apply, services, snapshot
+from apps.scheduling import apply, losses, services, snapshot
 from apps.scheduling.api import bodies
 from apps.teams.models import User
 
@@ -104,3 +104,37 @@ def test_utilization_says_what_is_held_now_and_what_was():
 )
 def test_a_span_that_is_not_understood_is_refused(query):
     assert client(person()).get(f"{URL}/utilization?{query}").status_code == 400
+
+
+def test_losses_sum_to_the_capacity_by_type_and_by_team():
+    here, ours, theirs = fleet(1, 4), team(), team()
+    at = clock.now() - timedelta(hours=1)
+    start(job(ours, person(ours), devices=3, at=at), here, grant(here.nodes[0], (0, 1, 2)), at=at)
+    for seconds in (0, 60):
+        losses.count(snapshot.take_snapshot(at), (), (), at=at + timedelta(seconds=seconds))
+
+    told = bodies.LedgerOut.model_validate(client(person()).get(f"{URL}/losses").data)
+    assert told.total is not None
+    assert told.total.capacity_device_s == sum(told.total.device_s.values()) == 240.0
+    assert told.total.device_s == {"productive": 180.0, "no_demand": 60.0}
+    mine = client(person()).get(f"{URL}/losses?team={ours.name}").data["total"]
+    assert (mine["capacity_device_s"], mine["device_s"]) == (180.0, {"productive": 180.0})
+    assert client(person()).get(f"{URL}/losses?team={theirs.name}").data == {"total": None, "items": []}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("team=nobody", "team"),
+        ("team=%00", "team"),
+        ("accelerator_type=X9", "accelerator_type"),
+        ("since=yesterday", "since"),
+        ("since=2026-01-01T00:00:00Z&until=2025-01-01T00:00:00Z", "since"),
+        ("size=3", "size"),
+    ],
+)
+def test_what_losses_cannot_be_asked_for_is_said(query, field):
+    answer = client(person()).get(f"{URL}/losses?{query}")
+
+    assert answer.status_code == 400
+    assert field in str(answer.data)

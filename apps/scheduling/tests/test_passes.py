@@ -39,7 +39,7 @@ def test_a_pass_starts_what_fits_and_says_why_the_rest_waits():
 
     assert done is not None
     assert (done.n_queued, done.n_started, done.n_waiting) == (2, 1, 1)
-    assert set(done.phase_ms) == {"load", "plan", "check", "commit"}
+    assert set(done.phase_ms) == {"load", "plan", "check", "commit", "losses"}
     assert Job.objects.get(pk=first.pk).state == State.STARTING
     assert here.claimed() == 4
     reason = Reason.objects.get()
