@@ -73,6 +73,7 @@ class VersionConflict(DomainError):
             yours=yours,
             stored=stored,
         )
+        self.errors = ({"path": "version", "code": self.code, "message": f"is {version} now, not {read}"},)
 
 
 class NameTaken(DomainError):

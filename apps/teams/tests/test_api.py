@@ -260,6 +260,9 @@ def test_two_leads_who_read_the_same_do_not_overwrite_each_other(vision):
     assert problem(answer) == (409, "version_conflict")
     assert answer.json()["facts"]["stored"]["H100"]["entitlement"] == 12
     assert answer.json()["facts"]["yours"]["H100"]["entitlement"] == 14
+    assert [(fault["path"], fault["code"]) for fault in answer.json()["errors"]] == [
+        ("version", "version_conflict")
+    ]
 
 
 @pytest.mark.parametrize(
