@@ -1,8 +1,12 @@
 """In which order the queue is looked at, and the words that explain it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, inf
 
-from apps.scheduling.engine.facts import NONE, Gang, Policy, Snapshot, Team
+import numpy as np
+
+from apps.scheduling.engine.facts import NONE, BoolArray, FloatArray, Gang, IntArray, Policy, Snapshot, Team
 
 OrderKey = tuple[object, ...]
 
@@ -42,31 +46,123 @@ def _depth(teams: Sequence[Team], i: int) -> int:
     return depth
 
 
+def share_paths(teams: Sequence[Team], capacity: Sequence[int]) -> list[tuple[float, ...]]:
+    """Each team's fair share below those of the teams above it, (t,): compared from the top of the tree down."""
+    shares = fair_shares(teams, capacity)
+    paths: list[tuple[float, ...]] = []
+    for i in range(len(teams)):
+        path, at = [], i
+        while at != NONE:
+            path.append(shares[at])
+            at = teams[at].parent
+        paths.append(tuple(reversed(path)))
+    return paths
+
+
+def steps_by_age(waited_s: float, ageing_s: float) -> int:
+    """Steps of priority that a job has gained by waiting; none where `ageing_s` is inf or makes no sense."""
+    return floor(max(0.0, waited_s) / ageing_s) if 0 < ageing_s < inf else 0
+
+
 def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
-    """The queue, first come first: priority, fair share, submit time, deadline, then what was logged first."""
+    """The queue, first come first: priority, fair share, submit time, deadline, then what was logged first.
+
+    With ageing the priority counts with what a job has gained by waiting; who may evict whom it does not change.
+    """
     if policy.order == "submit":
         return sorted(snapshot.queue, key=lambda g: (g.submitted_s, g.deadline_s, g.sequence))
     facility = snapshot.facility
     capacity = [0] * len(facility.kinds)
     for kind, devices in zip(facility.kind.tolist(), facility.n_devices.tolist(), strict=True):
         capacity[kind] += devices
-    shares = fair_shares(snapshot.teams, capacity)
-    paths: list[tuple[float, ...]] = []
-    for i in range(len(snapshot.teams)):
-        path, at = [], i
-        while at != NONE:
-            path.append(shares[at])
-            at = snapshot.teams[at].parent
-        paths.append(tuple(reversed(path)))  # compared from the top of the tree down
+    paths = share_paths(snapshot.teams, capacity)
+    now_s, ageing_s = snapshot.now_s, policy.ageing_s
+    ages = 0 < ageing_s < inf
 
     def key(gang: Gang) -> OrderKey:
         share = paths[gang.team] if gang.team != NONE and paths else ()
         last = (gang.submitted_s, gang.deadline_s, gang.sequence)
+        priority = gang.priority + (steps_by_age(now_s - gang.submitted_s, ageing_s) if ages else 0)
         if policy.order != "shortest":
-            return (-gang.priority, share, *last)
+            return (-priority, share, *last)
         # Whoever has waited too long is served in order of submission, so that nobody is passed for ever.
-        starves = snapshot.now_s - gang.submitted_s >= policy.starving_s
+        starves = now_s - gang.submitted_s >= policy.starving_s
         expected_s = 0.0 if starves else min(gang.predicted_s, gang.limit_s, gang.work_s)
-        return (-gang.priority, not starves, share, expected_s, *last)
+        return (-priority, not starves, share, expected_s, *last)
 
     return sorted(snapshot.queue, key=key)
+
+
+# Who stands before whom ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The jobs that wait and could start, as columns in any order."""
+
+    id: IntArray  # (q,) unique; of jobs that tie in all else the lower goes first
+    priority: IntArray  # (q,) with what was gained by waiting
+    share: IntArray  # (q,) the place of its team's fair share among all: lower is further below its share
+    submitted_s: FloatArray  # (q,)
+    deadline_s: FloatArray  # (q,) inf: none
+    group: IntArray  # (q,) of jobs that accept the same accelerator types
+    rivals: Mapping[
+        int, Collection[int]
+    ]  # by group: those with which it has a type in common, itself among them
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Jobs that want the same accelerator types and go before a job, by the first thing that tells them apart."""
+
+    of_higher_priority: int = 0
+    below_share: int = 0  # of a team that is further below its fair share
+    earlier: int = 0  # submitted earlier
+
+    @property
+    def n(self) -> int:
+        return self.of_higher_priority + self.below_share + self.earlier
+
+    @property
+    def sentence(self) -> str:
+        """As people read it, without a name."""
+        if not self.n:
+            return "No job that competes with it goes first."
+        parts = (
+            (self.of_higher_priority, "of higher priority"),
+            (self.below_share, "of a team further below its share"),
+            (self.earlier, "submitted earlier"),
+        )
+        said = ", ".join(f"{count} {what}" for count, what in parts if count)
+        return f"Behind {self.n} {'job' if self.n == 1 else 'jobs'}: {said}."
+
+
+def ahead_of(line: Line, ids: Collection[int]) -> dict[int, Ahead]:
+    """Who goes before each of these jobs, by its id; a job that is not in the line has no answer.
+
+    Takes a few looks at each column for each job asked for, so ask for those of a page.
+    """
+    positions = np.flatnonzero(np.isin(line.id, list(ids)))
+    competing: dict[int, BoolArray] = {}
+    found: dict[int, Ahead] = {}
+    for position in positions.tolist():
+        group = int(line.group[position])
+        if group not in competing:
+            competing[group] = np.isin(line.group, list(line.rivals[group]))
+        found[int(line.id[position])] = _ahead(line, position, competing[group])
+    return found
+
+
+def _ahead(line: Line, position: int, competes: BoolArray) -> Ahead:
+    priority, share = line.priority[position], line.share[position]
+    higher = competes & (line.priority > priority)
+    equals = np.flatnonzero(competes & (line.priority == priority))
+    shares = line.share[equals]
+    equals, n_below = equals[shares == share], int(np.count_nonzero(shares < share))
+    # What tells the last ones apart counts in this order.
+    n_earlier = 0
+    for column in (line.submitted_s, line.deadline_s, line.id):
+        values, own = column[equals], column[position]
+        n_earlier += int(np.count_nonzero(values < own))
+        equals = equals[values == own]
+    return Ahead(int(np.count_nonzero(higher)), n_below, n_earlier)
