@@ -287,6 +287,8 @@ class Preemptor:
             if full is None:
                 continue
             pruned = trial.pruned(full)
+            if pruned is None:
+                continue
             cost = _cost(pruned)
             if best is None or (cost, len(pruned)) < (best[0], len(best[1])):
                 best = cost, pruned
@@ -295,6 +297,8 @@ class Preemptor:
             if full is None:
                 return None
             pruned = trial.pruned(full)
+            if pruned is None:
+                return None
             best = _cost(pruned), pruned
         if best is None:
             return None
@@ -411,8 +415,9 @@ class _Trial:
         self.preemptor, self.gang, self.kind, self.duration_s = preemptor, gang, kind, duration_s
 
     def succeeds(self, items: Sequence[Item]) -> bool:
-        if not self.preemptor._is_allowed(self.gang, self.kind, items):
-            return False
+        return self.preemptor._is_allowed(self.gang, self.kind, items) and self._starts(items)
+
+    def _starts(self, items: Sequence[Item]) -> bool:
         walk = self.preemptor.walk
         calendar = walk.calendar
         evicted, shrunk = _normal(items)
@@ -443,13 +448,19 @@ class _Trial:
             calendar.lift(put)
             calendar.lift(lifted, 1)
 
-    def pruned(self, items: Sequence[Item]) -> list[Item]:
-        """What is left when every victim that can be spared is put back, the dearest first."""
+    def pruned(self, items: Sequence[Item]) -> list[Item] | None:
+        """What is left when every victim that can be spared is put back, the dearest first.
+
+        None if one is left that would be there for the rules of quota alone: with fewer gone the job starts, but may
+        not ask for those. Nobody leaves for that.
+        """
         kept = sorted(items, key=lambda item: item.order)
         for item in sorted(items, key=lambda item: item.order, reverse=True):
             fewer = [other for other in kept if other is not item]
             if self.succeeds(fewer):
                 kept = fewer
+        if any(self._starts([other for other in kept if other is not item]) for item in kept):
+            return None
         return kept
 
 
