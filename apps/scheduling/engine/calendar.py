@@ -485,6 +485,25 @@ class Calendar:
         if held.position != NONE:
             self._coming.remove(held.position)
 
+    def take_back(self, gang: Gang, held: Held) -> bool:
+        """Let dropped work hold again what it held, if nobody has taken it, or counts on it, meanwhile."""
+        charge = held.charge
+        n = 1 + bisect_left(self._pinch_at_s, held.end_s)
+        if not self.has_free(charge) or any(
+            self.quota_left_now(charge.team, kind, n) < steps
+            for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
+        ):
+            return False
+        self.lift([held], 1)
+        if self.overdrawn(charge.nodes, self.now_s, held.end_s):
+            self.lift([held])
+            return False
+        if held.position != NONE:
+            held.position = self._coming.add(charge, held.bookings)
+            self._coming.at(held.end_s, -1, held.position)
+        self.held[gang.id] = held
+        return True
+
     def hold_instead(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Running work holds something else from now on."""
         self.drop(gang.id)

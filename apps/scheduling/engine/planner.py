@@ -378,6 +378,13 @@ class Pass:
             self.resizes.append(Resize(running.gang.id, placing, gang.id, end_s))
             self.gone.add(running.gang.id)
         self._start(gang, offer)
+        spared = {running.gang.id for running in self.preemptor.spare()}
+        if spared:
+            self.evictions = [evict for evict in self.evictions if evict.job_id not in spared]
+            self.gone -= spared
+            for running in self.snapshot.running:
+                if running.gang.id in spared and running.gang.array != NONE:
+                    self.running_of_array[running.gang.array] += 1
         return True
 
     def kinds(self, shape: Shape) -> tuple[int, ...]:

@@ -71,6 +71,7 @@ class Preemptor:
         self.walk = walk
         self._running = {r.gang.id: r for r in walk.snapshot.running}
         self._items: list[Item] | None = None
+        self._dropped: list[tuple[Running, Held]] = []
         self._shielded: dict[int, float] = {}  # by priority: when the first of them may be asked
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
@@ -102,6 +103,7 @@ class Preemptor:
         """Lift the victims for good."""
         calendar = self.walk.calendar
         for running in room.evicted:
+            self._dropped.append((running, calendar.held[running.gang.id]))
             calendar.drop(running.gang.id)
             del self._running[running.gang.id]
         for running, placing in room.shrunk:
@@ -111,6 +113,20 @@ class Preemptor:
             del self._running[running.gang.id]  # one change a pass
         self._items = None
         self._failed.clear()
+
+    def spare(self) -> list[Running]:
+        """Victims that need not leave any more, since others made more room than they had to; the dearest first."""
+        spared = []
+        for running, held in sorted(self._dropped, key=lambda one: self._whole_cost(one[0]), reverse=True):
+            if self.walk.calendar.take_back(running.gang, held):
+                self._running[running.gang.id] = running
+                spared.append(running)
+        self._dropped = [one for one in self._dropped if one[0] not in spared]
+        self._items = None
+        return spared
+
+    def _whole_cost(self, running: Running) -> tuple[float, float, int]:
+        return self.cost_of(running), running.started_s, running.gang.sequence
 
     # -- candidates ---------------------------------------------------------------------------------------------------
 
