@@ -21,6 +21,7 @@ from apps.scheduling.engine.facts import (
     Policy,
     Resize,
     Running,
+    Share,
     Snapshot,
 )
 
@@ -230,9 +231,9 @@ class _Checker:
         try:
             return (
                 any(self._devices(placed))
-                or any(self._power(placed))
+                or any(self._power(placed, is_close=True))
                 or any(self._quota(placed))
-                or any(self._promises())
+                or any(self._promises(is_close=True))
             )
         finally:
             self.stays.pop()
@@ -411,7 +412,8 @@ class _Checker:
             if d.limit_w != inf
         }
 
-    def _power(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+    def _power(self, placed: list[tuple[Gang, Placing]], *, is_close: bool = False) -> Iterator[Fault]:
+        slack = -SLACK if is_close else SLACK
         limits = self._limits()
         if not limits or not placed:
             return
@@ -421,7 +423,7 @@ class _Checker:
             if added.get(domain, 0.0) <= 0:
                 continue  # nothing of this plan draws there: an old excess is not its fault
             total = idle[domain] + load[domain]
-            if total > limit_w + SLACK * max(1.0, abs(limit_w)):
+            if total > limit_w + slack * max(1.0, abs(limit_w)):
                 name = self.facility.domains[domain].name
                 yield Fault("power", None, f"{name} would draw {total:.1f} W of {limit_w:.1f} W")
 
@@ -496,8 +498,13 @@ class _Checker:
 
     # -- promises -----------------------------------------------------------------------------------------------------
 
-    def _promises(self) -> Iterator[Fault]:
-        """Every promised job still fits where and when it was promised, whatever starts now runs to its limit."""
+    def _promises(self, *, is_close: bool = False) -> Iterator[Fault]:
+        """Every promised job still fits where and when it was promised, whatever starts now runs to its limit.
+
+        Args:
+            is_close: Judge as closely as the planner does: a device of which a part is taken is gone, and what comes to
+                just the limit may be over it.
+        """
         reserves = [r for r in self.plan.reserves if r.job_id in self.gangs]
         if not reserves:
             return
@@ -528,7 +535,7 @@ class _Checker:
             if grants:
                 begun.add(gang.id)
                 book.add(gang, placing, 1)
-                yield from book.overdrawn(gang, placing)
+                yield from book.overdrawn(gang, placing, is_close=is_close)
             elif gang.id in begun:
                 book.add(gang, placing, -1)
 
@@ -562,6 +569,8 @@ class _Book:
     def __init__(self, checker: _Checker, active: list[tuple[Gang, Placing]]) -> None:
         self.checker = checker
         self.devices: dict[int, float] = defaultdict(float)
+        self.whole: dict[int, int] = defaultdict(int)
+        self.holders: dict[tuple[int, int], int] = {}
         self.cpus: dict[int, float] = defaultdict(float)
         self.memory: dict[int, float] = defaultdict(float)
         self.watts: dict[int, float] = defaultdict(float)
@@ -576,6 +585,7 @@ class _Book:
             self.devices[share.node] += (
                 sign * share.n_replicas * (ask.devices or ask.share_steps / SHARE_STEPS)
             )
+            self._whole(ask, share, sign)
             self.cpus[share.node] += sign * share.n_replicas * ask.cpus
             self.memory[share.node] += sign * share.n_replicas * ask.memory_gib
             if self.limits:
@@ -583,12 +593,26 @@ class _Book:
                 for domain in self.checker._domains_of(share.node):
                     self.watts[domain] += watts
 
-    def overdrawn(self, gang: Gang, placing: Placing) -> Iterator[Fault]:
+    def _whole(self, ask: Ask, share: Share, sign: int) -> None:
+        """Count devices that nobody else can have whole; what has no name yet comes to whole ones."""
+        if not ask.devices and not ask.share_steps:
+            return
+        if not share.devices:
+            self.whole[share.node] += sign * (
+                share.n_replicas * ask.devices or -(-share.n_replicas // (SHARE_STEPS // ask.share_steps))
+            )
+        for device in share.devices:
+            holders = self.holders[share.node, device] = self.holders.get((share.node, device), 0) + sign
+            if holders == (1 if sign > 0 else 0):
+                self.whole[share.node] += sign
+
+    def overdrawn(self, gang: Gang, placing: Placing, *, is_close: bool = False) -> Iterator[Fault]:
         facility = self.checker.facility
         for share in placing:
             node = share.node
             if (
                 self.devices[node] > int(facility.n_devices[node]) + SLACK
+                or (is_close and self.whole[node] > int(facility.n_devices[node]))
                 or self.cpus[node] > float(facility.cpus[node]) * (1 + SLACK) + SLACK
                 or self.memory[node] > float(facility.memory_gib[node]) * (1 + SLACK) + SLACK
             ):
@@ -605,7 +629,8 @@ class _Book:
             for domain in self.checker._domains_of(share.node)
         }
         for domain, limit_w in self.limits.items():
-            over = self.idle[domain] + self.watts[domain] > limit_w + SLACK * max(1.0, abs(limit_w))
+            slack = -SLACK if is_close else SLACK
+            over = self.idle[domain] + self.watts[domain] > limit_w + slack * max(1.0, abs(limit_w))
             if over and domain in above:
                 name = facility.domains[domain].name
                 yield Fault("protection", gang.id, f"{name} has no power left when it was promised to start")
