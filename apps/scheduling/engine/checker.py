@@ -186,6 +186,14 @@ class _Checker:
         starts = {gang.id: (gang, placing) for gang, placing in starting}
         counts = Counter(evict.job_id for evict in self.plan.evictions)
         after = self._use_by_team(self._all(placed))
+        # By preemptor: with what others lose only later, which at its turn they still held.
+        at_its_turn: dict[int, dict[tuple[int, int], int]] = {}
+        for evict in reversed(self.plan.evictions):
+            at_its_turn.setdefault(evict.for_job_id, dict(after))
+            gone = self.running.get(evict.job_id)
+            if gone is not None:
+                for key, steps in self._use_by_team([(gone.gang, gone.placing)]).items():
+                    after[key] = after.get(key, 0) + steps
         for evict in self.plan.evictions:
             victim, by = self.running.get(evict.job_id), starts.get(evict.for_job_id)
             if victim is None or counts[evict.job_id] > 1 or victim.is_leaving:
@@ -201,7 +209,7 @@ class _Checker:
             most = self.policy.most_evictions
             if most is not None and victim.gang.n_evictions >= most:
                 yield Fault("eviction", evict.job_id, "was evicted often enough")
-            yield from self._right_to(by[0], by[1], victim, after)
+            yield from self._right_to(by[0], by[1], victim, at_its_turn[evict.for_job_id])
             if not self._is_needed(victim, placed):
                 yield Fault("eviction", evict.job_id, "could have been spared")
 
