@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,7 @@ from apps.scheduling.engine.facts import (
     Snapshot,
 )
 from apps.scheduling.engine.frame import Frame
-from apps.scheduling.engine.kernels import advance, seek
+from apps.scheduling.engine.kernels import advance, charge_rows, seek
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.state import Charge, Floor, Pool, State, charge_of
 from apps.scheduling.engine.units import BIG, FULL, micro_of
@@ -33,10 +33,6 @@ OVERDUE_S = 1.0  # work past its limit that still holds devices is expected to b
 class _Coming:
     """What will be given back or taken, in order of time: charges in one block, and a timeline of positions in it."""
 
-    _SHARES = ("nodes", "unnamed", "cpu", "mem", "draw")
-    _DEVICES = ("devices", "taken")
-    _QUOTA = ("kinds", "steps")
-
     def __init__(self) -> None:
         self.charges: list[Charge] = []
         self.bookings: list[tuple[int, ...]] = []
@@ -44,8 +40,11 @@ class _Coming:
         self._signs: IntArray = np.zeros(0, dtype=np.int64)
         self._which: IntArray = np.zeros(0, dtype=np.int64)
         self._fresh: list[tuple[float, int, int]] = []  # (time, sign, charge) not yet in the timeline
+        # Arrays with room to grow, of which so much is in use.
+        self._store = [np.zeros(64, dtype=np.int64) for _ in range(_N_ARRAYS)]
+        self._lengths = [int(i in _BOUNDS) for i in range(_N_ARRAYS)]
         self._block: tuple[IntArray, ...] = ()
-        self._n_in_block = 0
+        self._n_in_block = -1
 
     def add(self, charge: Charge, bookings: tuple[int, ...]) -> int:
         """Take in a charge; its position."""
@@ -76,41 +75,56 @@ class _Coming:
         return self._times, self._signs, self._which
 
     def block(self) -> tuple[IntArray, ...]:
-        """Charges as flat arrays, in the order in which the kernel wants them."""
-        new = self.charges[self._n_in_block :]
-        if new or not self._block:
+        """Charges as flat arrays, in the order in which the kernels want them."""
+        if self._n_in_block < len(self.charges):
+            first = max(0, self._n_in_block)
             self._n_in_block = len(self.charges)
-            more = self._lay_out(new)
-            self._block = _joined(self._block, more) if self._block else more
+            self._append(lay_out(self.charges[first:]))
+            self._block = tuple(
+                array[:length] for array, length in zip(self._store, self._lengths, strict=True)
+            )
         return self._block
 
-    def _lay_out(self, charges: list[Charge]) -> tuple[IntArray, ...]:
-        def first(field: str) -> IntArray:
-            lengths = np.cumsum([len(getattr(c, field)) for c in charges], dtype=np.int64)
-            return np.concatenate([np.zeros(1, dtype=np.int64), lengths])
-
-        def flat(field: str) -> IntArray:
-            return np.concatenate([getattr(c, field) for c in charges] or [np.zeros(0, dtype=np.int64)])
-
-        return (
-            first("nodes"),
-            *(flat(f) for f in self._SHARES),
-            first("devices"),
-            *(flat(f) for f in self._DEVICES),
-            np.array([c.team for c in charges], dtype=np.int64),
-            first("kinds"),
-            *(flat(f) for f in self._QUOTA),
-        )
+    def _append(self, more: tuple[IntArray, ...]) -> None:
+        for i, new in enumerate(more):
+            array, length = self._store[i], self._lengths[i]
+            if i in _BOUNDS:
+                new = new[1:] + array[length - 1]
+            end = length + len(new)
+            if end > len(array):
+                array = np.zeros(2 * end, dtype=np.int64)
+                array[:length] = self._store[i][:length]
+                self._store[i] = array
+            array[length:end] = new
+            self._lengths[i] = end
 
 
-# Which of the arrays above are bounds (`first`), in their order.
-_BOUNDS = (0, 6, 10)
+_SHARES: Final = ("nodes", "unnamed", "cpu", "mem", "draw")
+_DEVICES: Final = ("devices", "taken")
+_QUOTA: Final = ("kinds", "steps")
+_BOUNDS: Final = (0, 6, 10)  # which of the arrays are bounds
+_N_ARRAYS: Final = 13
 
 
-def _joined(old: tuple[IntArray, ...], more: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-    return tuple(
-        np.concatenate([a, b[1:] + a[-1]]) if i in _BOUNDS else np.concatenate([a, b])
-        for i, (a, b) in enumerate(zip(old, more, strict=True))
+def lay_out(charges: Sequence[Charge]) -> tuple[IntArray, ...]:
+    """Charges as flat arrays: bounds of their shares and five fields of each share, likewise their devices, their
+    teams, and their quota."""
+
+    def first(field: str) -> IntArray:
+        lengths = np.cumsum([len(getattr(c, field)) for c in charges], dtype=np.int64)
+        return np.concatenate([np.zeros(1, dtype=np.int64), lengths])
+
+    def flat(field: str) -> IntArray:
+        return np.concatenate([getattr(c, field) for c in charges] or [np.zeros(0, dtype=np.int64)])
+
+    return (
+        first("nodes"),
+        *(flat(f) for f in _SHARES),
+        first("devices"),
+        *(flat(f) for f in _DEVICES),
+        np.array([c.team for c in charges], dtype=np.int64),
+        first("kinds"),
+        *(flat(f) for f in _QUOTA),
     )
 
 
@@ -123,7 +137,6 @@ class Promise:
 
     position: int  # of its charge
     charge: Charge
-    bookings: tuple[int, ...]
     start_s: float
     end_s: float
 
@@ -143,7 +156,7 @@ class Held:
     charge: Charge
     bookings: tuple[int, ...]
     end_s: float
-    position: int  # of its charge in what comes; NONE: it never gives back by itself
+    position: int  # of its charge in what comes; NONE: it is tried, and not there
 
 
 _Charged = tuple[Placing, Shape, int, Charge]
@@ -184,24 +197,25 @@ class Calendar:
         self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
+        self._pool = Pool(frame, tree, self.now)
         self.held: dict[int, Held] = {}  # by job: what running work holds, and until when
-        charges = _charges_of(frame, snapshot.running)
-        for running, charge in zip(snapshot.running, charges, strict=True):
-            allowed = self.allowed(running.gang)
-            self.now.charge(frame, tree, charge, 1, allowed)
-            end_s = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
-            position = NONE
-            if end_s != inf:
-                position = self._coming.add(charge, allowed)
-                self._coming.at(end_s, -1, position)
-            self.held[running.gang.id] = Held(charge, allowed, end_s, position)
         self.pinches: list[State] = []
         self._pinch_at_s: list[float] = []
         # What was worked out since something was last charged.
         self._views: dict[tuple[object, ...], View] = {}
         self._left: dict[tuple[int, int, int], int] = {}
         self._windows: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-        self._pool = Pool(frame, tree, self.now)
+        charges = _charges_of(frame, snapshot.running)
+        for running, charge in zip(snapshot.running, charges, strict=True):
+            allowed = self.allowed(running.gang)
+            end_s = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
+            position = self._coming.add(charge, allowed)
+            if end_s != inf:
+                self._coming.at(end_s, -1, position)
+            self.held[running.gang.id] = Held(charge, allowed, end_s, position)
+        n = len(charges)
+        self._charge(range(n), [0] * n, [1] * n, 1)
+        self._pool.changed()
         self.booked_nodes: list[IntArray] = []
         for b in self.bookings:
             self.booked_nodes.append(np.zeros(frame.n_nodes, dtype=np.int64))
@@ -209,6 +223,10 @@ class Calendar:
                 self._pinch(b.start_s)
         for i, b in enumerate(self.bookings):
             self.booked_nodes[i] = self._resolve(i, b, snapshot)
+        if self.bookings:
+            for held in self.held.values():
+                if held.bookings:
+                    held.bookings = self._coming.bookings[held.position] = self._met_by(held.charge, held.bookings)
 
     # -- bookings ---------------------------------------------------------------------------------------------------
 
@@ -287,6 +305,10 @@ class Calendar:
             ):
                 shut.extend(b.nodes)
         return np.array(shut, dtype=np.int64) if shut else None
+
+    def _met_by(self, charge: Charge, allowed: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the bookings on whose nodes a charge lies: of the others nothing is used up."""
+        return tuple(b for b in allowed if self.booked_nodes[b][charge.nodes].any())
 
     # -- time -------------------------------------------------------------------------------------------------------
 
@@ -437,11 +459,10 @@ class Calendar:
 
     def start(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Something starts now and is expected to give back at end_s."""
-        allowed = self.allowed(gang)
-        held = Held(charge, allowed, end_s, NONE)
+        met = self._met_by(charge, self.allowed(gang))
+        held = Held(charge, met, end_s, self._coming.add(charge, met))
         self.lift([held], 1)
         if end_s != inf:
-            held.position = self._coming.add(charge, allowed)
             self._coming.at(end_s, -1, held.position)
         self.held[gang.id] = held
 
@@ -449,16 +470,36 @@ class Calendar:
         """Take work off its devices now and as long as it would have held them (-1), or put it back (1)."""
         if not some:
             return
+        charged = [held for held in some if held.position != NONE]
+        if charged:
+            # The first state is now, and the pinches follow.
+            ends = [1 + bisect_left(self._pinch_at_s, held.end_s) for held in charged]
+            self._charge([held.position for held in charged], [0] * len(charged), ends, sign)
         for held in some:
-            self.now.charge(self.frame, self.tree, held.charge, sign, held.bookings)
-            for pinch in self.pinches:
-                if pinch.at_s >= held.end_s:
-                    break
-                pinch.charge(self.frame, self.tree, held.charge, sign, held.bookings)
+            if held.position == NONE:
+                for state in [self.now, *self.pinches[: bisect_left(self._pinch_at_s, held.end_s)]]:
+                    state.charge(self.frame, self.tree, held.charge, sign, held.bookings)
         touched = some[0].charge.nodes if len(some) == 1 else np.concatenate([h.charge.nodes for h in some])
         self._pool.touched(np.unique(touched) if len(touched) > 1 else touched)
         self._unpromised.clear()
         self._changed()
+
+    def _charge(self, charges: Sequence[int], firsts: Sequence[int], ends: Sequence[int], sign: int) -> None:
+        """Take (1) or give back (-1) charges, each in the states from a first (0: now, then the pinches) to an end."""
+        frame, tree, coming = self.frame, self.tree, self._coming
+        which, low, high = (np.array(some, dtype=np.int64) for some in (charges, firsts, ends))
+        order, whole, cpu, mem, head, dev = self._pool.rows_to_charge()
+        move: Any = charge_rows  # its arguments come in blocks
+        move(
+            order, which, low, high, sign, coming.block(), (whole, dev, cpu, mem, head), self._pool.uses,
+            frame.node_of_device, frame.paths, tree.parents, tree.kept,
+        )  # fmt: skip
+        if not self.bookings:
+            return
+        for charge, first, end in zip(charges, firsts, ends, strict=True):
+            if coming.bookings[charge]:
+                for state in [self.now, *self.pinches][first:end]:
+                    state.book(frame, coming.charges[charge], sign, coming.bookings[charge])
 
     def has_free(self, charge: Charge) -> bool:
         """Whether just these devices, and all else it takes, are free now."""
@@ -482,7 +523,7 @@ class Calendar:
         """Running work leaves for good: it holds nothing any more, and gives nothing back when it would have ended."""
         held = self.held.pop(job_id)
         self.lift([held])
-        if held.position != NONE:
+        if held.end_s != inf:
             self._coming.remove(held.position)
 
     def take_back(self, gang: Gang, held: Held) -> bool:
@@ -498,8 +539,7 @@ class Calendar:
         if self.overdrawn(charge.nodes, self.now_s, held.end_s):
             self.lift([held])
             return False
-        if held.position != NONE:
-            held.position = self._coming.add(charge, held.bookings)
+        if held.end_s != inf:
             self._coming.at(held.end_s, -1, held.position)
         self.held[gang.id] = held
         return True
@@ -525,29 +565,28 @@ class Calendar:
 
     def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> "Promise":
         """Something is promised to start later."""
-        allowed = self.allowed(gang)
+        met = self._met_by(charge, self.allowed(gang))
         self._pinch(start_s)
-        for pinch in self.pinches:
-            if start_s <= pinch.at_s < end_s:
-                pinch.charge(self.frame, self.tree, charge, 1, allowed)
-        self._pool.touched(charge.nodes)
-        self._changed()
+        position = self._coming.add(charge, met)
+        self._charge_pinches(position, start_s, end_s, 1)
         self._has_named_promises |= len(charge.devices) > 0
-        position = self._coming.add(charge, allowed)
         self._promised.add(position)
         self._coming.at(start_s, 1, position)
         if end_s != inf:
             self._coming.at(end_s, -1, position)
-        return Promise(position, charge, allowed, start_s, end_s)
+        return Promise(position, charge, start_s, end_s)
 
     def withdraw(self, promise: "Promise") -> None:
         """Take a promise back, so that another can be made in its place."""
-        for pinch in self.pinches:
-            if promise.start_s <= pinch.at_s < promise.end_s:
-                pinch.charge(self.frame, self.tree, promise.charge, -1, promise.bookings)
-        self._pool.touched(promise.charge.nodes)
-        self._changed()
+        self._charge_pinches(promise.position, promise.start_s, promise.end_s, -1)
         self._coming.remove(promise.position)
+
+    def _charge_pinches(self, position: int, start_s: float, end_s: float, sign: int) -> None:
+        """Take or give back a charge at every pinch in [start_s, end_s)."""
+        low, high = bisect_left(self._pinch_at_s, start_s), bisect_left(self._pinch_at_s, end_s)
+        self._charge([position], [1 + low], [1 + high], sign)
+        self._pool.touched(self._coming.charges[position].nodes)
+        self._changed()
 
     def seek(self, search: "Search", deadline_s: float) -> bool:
         """Move a search on to its next instant before the deadline; False when there is none."""

@@ -82,6 +82,62 @@ def charge_state(
 
 
 @_compile
+def charge_rows(
+    order: IntArray,
+    which: IntArray,
+    low: IntArray,
+    high: IntArray,
+    sign: int,
+    block: tuple[IntArray, ...],
+    rows: tuple[IntArray, ...],
+    uses: IntArray,
+    node_of_device: IntArray,
+    paths: IntArray,
+    parents: IntArray,
+    kept: IntArray,
+) -> None:
+    """Take (sign 1) or give back (sign -1) the charges which[x], each in the states order[low[x]:high[x]].
+
+    Args:
+        block: As for `advance`.
+        rows: (whole, dev, cpu, mem, head) by row; `uses` likewise.
+    """
+    (
+        first_share, nodes, unnamed, cpus, mems, draw, first_device, devices, taken, teams, first_quota, quota_kinds,
+        quota_steps,
+    ) = block  # fmt: skip
+    whole, dev, cpu, mem, head = rows
+    last = head.shape[1] - 1
+    for x in range(len(which)):
+        c = which[x]
+        for place in range(low[x], high[x]):
+            row = order[place]
+            if teams[c] >= 0 and len(parents) > 0:
+                for q in range(first_quota[c], first_quota[c + 1]):
+                    charge_quota(uses[row], teams[c], quota_kinds[q], sign * quota_steps[q], parents, kept)
+            for i in range(first_device[c], first_device[c + 1]):
+                device = devices[i]
+                before = dev[row, device]
+                after = before - sign * taken[i]
+                dev[row, device] = after
+                if before == FULL and after != FULL:
+                    whole[row, node_of_device[device]] -= 1
+                elif after == FULL and before != FULL:
+                    whole[row, node_of_device[device]] += 1
+            for i in range(first_share[c], first_share[c + 1]):
+                node = nodes[i]
+                whole[row, node] -= sign * unnamed[i]
+                cpu[row, node] -= sign * cpus[i]
+                mem[row, node] -= sign * mems[i]
+                watts = sign * draw[i]
+                if watts != 0:
+                    for column in range(paths.shape[1]):
+                        domain = paths[node, column]
+                        if domain != last:
+                            head[row, domain] -= watts
+
+
+@_compile
 def whole_room(
     may_use: BoolArray,
     kind: IntArray,
@@ -608,6 +664,75 @@ def quota_left(
         if here < least:
             least = here
     return int(least)
+
+
+@_compile
+def may_take(
+    priority: IntArray,
+    team: IntArray,
+    steps: IntArray,
+    is_surplus: BoolArray,
+    use: IntArray,
+    asks: int,
+    asks_priority: int,
+    asks_steps: int,
+    kind: int,
+    apart: IntArray,
+    parents: IntArray,
+    kept: IntArray,
+    subtree: IntArray,
+    greedily: bool,
+) -> IntArray:
+    """Which of some victims the rules of quota let a team take together: all, or as many as can be had one by one.
+
+    Args:
+        priority, team, steps, is_surplus: (v,) of the victims; steps of the kind that is asked for.
+        asks, asks_priority, asks_steps: The team that asks, at which priority, and for how much.
+        apart: (t, depth) each team and those above it that are not above the one that asks, padded with -1.
+    """
+    n_victims, n_teams = len(team), len(parents)
+    taken = np.zeros(n_victims, dtype=np.int64)
+    n_taken = 0
+    column = subtree[:, kind].copy().reshape((n_teams, 1))
+    own = kept[:, kind].copy().reshape((n_teams, 1))
+    after = use[:, kind].copy().reshape((n_teams, 1))
+    largest = np.zeros(n_teams, dtype=np.int64)
+    rounds = n_victims if greedily else 1
+    for turn in range(rounds):
+        first = turn if greedily else 0
+        end = turn + 1 if greedily else n_victims
+        before, largest_before = after.copy(), largest.copy()
+        for v in range(first, end):
+            taken[n_taken] = v
+            n_taken += 1
+            if team[v] >= 0 and steps[v] > 0:
+                charge_quota(after, team[v], 0, -steps[v], parents, own)
+                largest[team[v]] = max(largest[team[v]], steps[v])
+        must_borrow = after[asks, 0] + asks_steps > column[asks, 0]
+        is_allowed = True
+        for i in range(n_taken):
+            v = taken[i]
+            of = team[v]
+            if is_surplus[v] and priority[v] <= asks_priority:
+                continue
+            if priority[v] < asks_priority:
+                if must_borrow and of != asks and of >= 0 and after[of, 0] + largest[of] <= column[of, 0]:
+                    is_allowed = False
+                    break
+                continue
+            if must_borrow or of < 0 or apart[of, 0] < 0:
+                is_allowed = False
+                break
+            for level in apart[of]:
+                if level >= 0 and after[level, 0] < column[level, 0]:
+                    is_allowed = False
+                    break
+            if not is_allowed:
+                break
+        if not is_allowed:
+            n_taken -= end - first
+            after, largest = before, largest_before
+    return taken[:n_taken]
 
 
 @_compile

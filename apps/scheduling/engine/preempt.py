@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apps.scheduling.engine.calendar import Held
-from apps.scheduling.engine.facts import NONE, Gang, IntArray, Placing, Running, Share
+from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placing, Running, Share
 from apps.scheduling.engine.frame import LEVELS
-from apps.scheduling.engine.kernels import charge_quota
+from apps.scheduling.engine.kernels import may_take
 from apps.scheduling.engine.placement import Found, total_steps
 from apps.scheduling.engine.sizes import end_after, sizes_of
 from apps.scheduling.engine.state import Charge, charge_of
-from apps.scheduling.engine.units import FULL
+from apps.scheduling.engine.units import BIG, FULL
 
 if TYPE_CHECKING:
     from apps.scheduling.engine.planner import Pass
@@ -46,12 +46,37 @@ class Item:
     cost: float  # device-seconds lost
     steps: dict[int, int]  # millionths of devices it gives back, by kind
     is_surplus: bool  # a replica beyond the preferred size
+    place: int = NONE  # among all items, the cheapest first
 
     @property
     def order(self) -> tuple[object, ...]:
         """Cheapest first; among equals the lower priority, then whoever started last."""
         gang = self.running.gang
         return (self.replica is None, self.cost, gang.priority, -self.running.started_s, -gang.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """All items as arrays, the cheapest first."""
+
+    priority: IntArray  # (i,)
+    team: IntArray  # (i,)
+    steps: IntArray  # (i, k) millionths of devices it gives back
+    is_surplus: BoolArray  # (i,)
+
+    @classmethod
+    def of(cls, items: Sequence[Item], n_kinds: int) -> _Columns:
+        steps = np.zeros((len(items), n_kinds), dtype=np.int64)
+        for i, item in enumerate(items):
+            for kind, n in item.steps.items():
+                steps[i, kind] = n
+        gangs = [item.running.gang for item in items]
+        return cls(
+            np.array([gang.priority for gang in gangs], dtype=np.int64),
+            np.array([gang.team for gang in gangs], dtype=np.int64),
+            steps,
+            np.array([item.is_surplus for item in items], dtype=bool),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +96,8 @@ class Preemptor:
         self.walk = walk
         self._running = {r.gang.id: r for r in walk.snapshot.running}
         self._items: list[Item] | None = None
+        self._columns = _Columns.of((), 0)
+        self._levels: dict[int, IntArray] = {}  # by team that asks
         self._dropped: list[tuple[Running, Held]] = []
         self._shielded: dict[int, float] = {}  # by priority: when the first of them may be asked
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
@@ -166,6 +193,9 @@ class Preemptor:
                 if policy.most_evictions is None or gang.n_evictions < policy.most_evictions:
                     self._items.append(self._whole(running))
             self._items.sort(key=lambda item: item.order)
+            for place, item in enumerate(self._items):
+                item.place = place
+            self._columns = _Columns.of(self._items, walk.tree.n_kinds)
         return self._items
 
     def _whole(self, running: Running) -> Item:
@@ -220,66 +250,61 @@ class Preemptor:
             # What was lent a moment ago costs least to call in; the next pass sees it.
             self.walk.boundary_s = self.walk.now_s
             reclaims = False
-        items = []
-        for item in self._all_items():
-            victim = item.running.gang
-            is_lower = victim.priority < gang.priority or (
-                item.is_surplus and victim.priority == gang.priority
-            )
-            if is_lower or (reclaims and self._borrows(gang, item, kind)):
-                items.append(item)
-        return items
+        items, columns = self._all_items(), self._columns
+        asked = columns.priority < gang.priority
+        asked |= columns.is_surplus & (columns.priority == gang.priority)
+        if reclaims:
+            steps = columns.steps[:, kind]
+            asked |= (steps > 0) & (steps <= self._lent(gang.team, kind)[columns.team])
+        return [items[place] for place in np.flatnonzero(asked).tolist()]
 
-    def _borrows(self, gang: Gang, item: Item, kind: int) -> bool:
-        """Whether all that this would give back is borrowed, at every level under what both teams share."""
-        tree, use = self.walk.tree, self.walk.calendar.now.use
-        team, steps = item.running.gang.team, item.steps.get(kind, 0)
-        if team == NONE or not steps:
-            return False
-        levels = self._apart(team, gang.team)
-        return levels is not None and all(
-            int(use[t, kind]) - steps >= int(tree.subtree[t, kind]) for t in levels
-        )
+    def _lent(self, asks: int, kind: int) -> IntArray:
+        """(t + 1,) what each team has borrowed at every level under what it shares with the team that asks, millionths.
 
-    def _apart(self, team: int, other: int) -> list[int] | None:
-        """The team and those above it that are not above the other; None where they share nothing, or are one."""
+        Negative for teams that are not there (the last, too), are the same, or share nothing with it.
+        """
         tree = self.walk.tree
-        above = tree.path(other)
-        mine = tree.path(team)
-        levels = [t for t in mine if t not in above]
-        return levels if levels and len(levels) < len(mine) else None
+        over = self.walk.calendar.now.use[:, kind] - tree.subtree[:, kind]
+        levels = self._apart(asks)
+        lent = np.where(levels == NONE, BIG, over[levels]).min(axis=1)
+        return np.append(np.where(levels[:, 0] == NONE, -1, lent), -1)
+
+    def _apart(self, asks: int) -> IntArray:
+        """(t, depth) each team and those above it that are not above the one that asks, padded with NONE.
+
+        None at all where they share nothing, or are one.
+        """
+        known = self._levels.get(asks)
+        if known is None:
+            tree = self.walk.tree
+            above = tree.path(asks)
+            paths = [tree.path(team) for team in range(len(tree.teams))]
+            known = self._levels[asks] = np.full((len(paths), max(map(len, paths))), NONE, dtype=np.int64)
+            for team, path in enumerate(paths):
+                levels = [t for t in path if t not in above]
+                if len(levels) < len(path):
+                    known[team, : len(levels)] = levels
+        return known
+
+    def _may_take(self, gang: Gang, kind: int, items: Sequence[Item], *, greedily: bool) -> IntArray:
+        """Places in `items` of those that the rules of quota let this gang take together.
+
+        Args:
+            greedily: As many as can be had, the first first; False: all or none.
+        """
+        tree, columns = self.walk.tree, self._columns
+        places = np.array([item.place for item in items], dtype=np.int64)
+        if gang.team == NONE or not tree.teams or not tree.limited[kind]:
+            return np.arange(len(places))  # nobody borrows: `_eligible` has looked at priorities
+        return may_take(
+            columns.priority[places], columns.team[places], columns.steps[places, kind],
+            columns.is_surplus[places], self.walk.calendar.now.use, gang.team, gang.priority,
+            total_steps(gang.shape), kind, self._apart(gang.team), tree.parents, tree.kept, tree.subtree, greedily,
+        )  # fmt: skip
 
     def _is_allowed(self, gang: Gang, kind: int, items: Sequence[Item]) -> bool:
         """Whether the rules of quota let this gang take just these."""
-        tree = self.walk.tree
-        if gang.team == NONE or not tree.teams or not tree.limited[kind]:
-            return True  # nobody borrows: `_eligible` has looked at priorities
-        before = self.walk.calendar.now.use
-        after = before.copy()
-        largest: dict[int, int] = {}
-        for item in items:
-            team, steps = item.running.gang.team, item.steps.get(kind, 0)
-            if team != NONE and steps:
-                charge_quota(after, team, kind, -steps, tree.parents, tree.kept)
-                largest[team] = max(largest.get(team, 0), steps)
-        must_borrow = tree.borrows(after, gang.team, kind, total_steps(gang.shape))
-        for item in items:
-            victim = item.running.gang
-            if item.is_surplus and victim.priority <= gang.priority:
-                continue
-            if victim.priority < gang.priority:
-                if not must_borrow or victim.team == gang.team or victim.team == NONE:
-                    continue
-                at_its_turn = int(after[victim.team, kind]) + largest.get(victim.team, 0)
-                if at_its_turn <= int(tree.subtree[victim.team, kind]):
-                    return False
-            else:
-                levels = self._apart(victim.team, gang.team)
-                if must_borrow or levels is None:
-                    return False
-                if any(int(after[t, kind]) < int(tree.subtree[t, kind]) for t in levels):
-                    return False
-        return True
+        return len(self._may_take(gang, kind, items, greedily=False)) == len(items)
 
     # -- trying -------------------------------------------------------------------------------------------------------
 
@@ -330,11 +355,7 @@ class Preemptor:
         """The cheapest items first, as long as the rules of quota allow all of them together."""
         if self._is_allowed(gang, kind, items):
             return list(items)
-        chosen: list[Item] = []
-        for item in items:
-            if self._is_allowed(gang, kind, [*chosen, item]):
-                chosen.append(item)
-        return chosen
+        return [items[i] for i in self._may_take(gang, kind, items, greedily=True).tolist()]
 
     def _completed(self, trial: _Trial, chosen: list[Item], everything: list[Item]) -> list[Item] | None:
         """The chosen, and as few of the cheapest others as will do."""
@@ -429,9 +450,17 @@ class _Trial:
 
     def __init__(self, preemptor: Preemptor, gang: Gang, kind: int, duration_s: float) -> None:
         self.preemptor, self.gang, self.kind, self.duration_s = preemptor, gang, kind, duration_s
+        self._known: dict[frozenset[int], bool] = {}
 
     def succeeds(self, items: Sequence[Item]) -> bool:
-        return self.preemptor._is_allowed(self.gang, self.kind, items) and self._starts(items)
+        return self.preemptor._is_allowed(self.gang, self.kind, items) and self.starts(items)
+
+    def starts(self, items: Sequence[Item]) -> bool:
+        """Whether there is a place without these, the rules of quota about victims aside."""
+        key = frozenset(item.place for item in items)
+        if key not in self._known:
+            self._known[key] = self._starts(items)
+        return self._known[key]
 
     def _starts(self, items: Sequence[Item]) -> bool:
         walk = self.preemptor.walk
@@ -475,7 +504,7 @@ class _Trial:
             fewer = [other for other in kept if other is not item]
             if self.succeeds(fewer):
                 kept = fewer
-        if any(self._starts([other for other in kept if other is not item]) for item in kept):
+        if any(self.starts([other for other in kept if other is not item]) for item in kept):
             return None
         return kept
 

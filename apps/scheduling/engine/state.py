@@ -183,6 +183,7 @@ class Pool:
 
     def __init__(self, frame: Frame, tree: QuotaTree, now: State) -> None:
         self._tree = tree
+        self._paths = frame.paths
         self._capacity = 0
         self._order: IntArray = np.zeros(0, dtype=np.int64)
         self._states: list[State] = []
@@ -192,10 +193,11 @@ class Pool:
         self.insert(0, now)
 
     _FIELDS = ("whole", "cpu", "mem", "head")
+    _KEPT = (*_FIELDS, "dev")  # of the latter no least is at hand
 
     def _grow(self, like: State, capacity: int) -> None:
         old_rows = getattr(self, "_rows", None)
-        self._rows = {f: np.zeros((capacity, len(getattr(like, f))), dtype=np.int64) for f in self._FIELDS}
+        self._rows = {f: np.zeros((capacity, len(getattr(like, f))), dtype=np.int64) for f in self._KEPT}
         self._least = {f: np.zeros((capacity, len(getattr(like, f))), dtype=np.int64) for f in self._FIELDS}
         self._uses = np.zeros((capacity, *like.use.shape), dtype=np.int64)
         order = np.zeros(capacity, dtype=np.int64)
@@ -210,7 +212,7 @@ class Pool:
 
     def _adopt(self, state: State, row: int) -> None:
         """Move a state's arrays into the pool; it keeps views of them."""
-        for name in self._FIELDS:
+        for name in self._KEPT:
             self._rows[name][row] = getattr(state, name)
             setattr(state, name, self._rows[name][row])
         self._uses[row] = state.use
@@ -233,6 +235,10 @@ class Pool:
         rows = self._rows
         return self._order[: self._n], rows["whole"], rows["cpu"], rows["mem"], rows["head"]
 
+    def rows_to_charge(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """(order, whole, cpu, mem, head, dev), all but the first by row."""
+        return *self.rows(), self._rows["dev"]
+
     @property
     def uses(self) -> IntArray:
         """(rows, t, k) quota in use."""
@@ -242,11 +248,16 @@ class Pool:
         for name in self._FIELDS:
             refresh_prefix(self._order, first, self._n, self._rows[name], self._least[name])
 
+    def changed(self) -> None:
+        """Something was charged anywhere, in any of the states."""
+        self._refresh(0)
+
     def touched(self, nodes: IntArray) -> None:
         """Something was charged on these nodes, in any of the states."""
         for name in ("whole", "cpu", "mem"):
             refresh_prefix_at(self._order, self._n, self._rows[name], self._least[name], nodes)
-        refresh_prefix(self._order, 0, self._n, self._rows["head"], self._least["head"])
+        domains = np.unique(self._paths[nodes])
+        refresh_prefix_at(self._order, self._n, self._rows["head"], self._least["head"], domains)
 
     def least(self, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """(whole, cpu, mem, head): the least over the first n states."""
