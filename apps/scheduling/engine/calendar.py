@@ -79,7 +79,10 @@ class _Coming:
         if self._n_in_block < len(self.charges):
             first = max(0, self._n_in_block)
             self._n_in_block = len(self.charges)
-            self._append(lay_out(self.charges[first:]))
+            if first and len(self.charges) == first + 1:
+                self._append(lay_out_one(self.charges[first]))
+            else:
+                self._append(lay_out(self.charges[first:]))
             self._block = tuple(
                 array[:length] for array, length in zip(self._store, self._lengths, strict=True)
             )
@@ -104,6 +107,19 @@ _DEVICES: Final = ("devices", "taken")
 _QUOTA: Final = ("kinds", "steps")
 _BOUNDS: Final = (0, 6, 10)  # which of the arrays are bounds
 _N_ARRAYS: Final = 13
+
+
+def lay_out_one(charge: Charge) -> tuple[IntArray, ...]:
+    """The same as `lay_out`, of one charge."""
+    return (
+        np.array((0, len(charge.nodes))),
+        charge.nodes, charge.unnamed, charge.cpu, charge.mem, charge.draw,
+        np.array((0, len(charge.devices))),
+        charge.devices, charge.taken,
+        np.array((charge.team,)),
+        np.array((0, len(charge.kinds))),
+        charge.kinds, charge.steps,
+    )  # fmt: skip
 
 
 def lay_out(charges: Sequence[Charge]) -> tuple[IntArray, ...]:
@@ -193,7 +209,7 @@ class Calendar:
         self._nothing: BoolArray = np.zeros(frame.n_nodes, dtype=bool)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._promised: set[int] = set()  # charges that are promises
-        self._has_named_promises = False  # a promise names the devices it will take
+        self._named: IntArray = np.zeros(0, dtype=np.int64)  # devices that promises name
         self._unpromised: dict[float, State] = {}
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
@@ -201,6 +217,7 @@ class Calendar:
         self.held: dict[int, Held] = {}  # by job: what running work holds, and until when
         self.pinches: list[State] = []
         self._pinch_at_s: list[float] = []
+        self.version = 0  # of all that is charged
         # What was worked out since something was last charged.
         self._views: dict[tuple[object, ...], View] = {}
         self._left: dict[tuple[int, int, int], int] = {}
@@ -353,6 +370,7 @@ class Calendar:
         return low, max(low, bisect_left(self._pinch_at_s, until_s))
 
     def _changed(self) -> None:
+        self.version += 1
         self._views.clear()
         self._left.clear()
 
@@ -408,12 +426,17 @@ class Calendar:
         if self.bookings and reservations:
             shut = self.closed(gang, first.at_s, until_s)
             holds = [self.hold(state, gang, until_s) for state in states]
-        least = None
+        least = later = None
         if promises:
             low, high = self._range(first.at_s, until_s)  # the pool's first state is now
             is_now = first is self.now
             least = self._pool.least(1 + high) if is_now else self._pool.least_with(first, low + 1, high + 1)
-        return View(Floor(states, holds, least, is_freer_later=not self._has_named_promises), shut)
+            later = self._pool.between(low + 1, high + 1)
+        is_freer_later = not len(self._named)
+        if later is not None and not is_freer_later:
+            later, is_freer_later = (*later[:3], self._named), True
+        floor = Floor(states, holds, least, is_freer_later=is_freer_later, later=later)
+        return View(floor, shut)
 
     def _met(self, n: int, until_s: float, allowed: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of the bookings that a gang meets until then; those that are still to start start at a pinch."""
@@ -422,6 +445,12 @@ class Calendar:
             met = (i for i, b in enumerate(self.bookings) if b.start_s < until_s or not b.is_flexible)
             known = self._windows[n, allowed] = tuple(i for i in met if i not in allowed)
         return known
+
+    def n_met(self, limits_s: Sequence[float]) -> list[int]:
+        """How many states each gang with such a limit meets that starts now, as `window_of` counts them."""
+        ends_s = self.now_s + np.array(limits_s, dtype=np.float64)
+        found: list[int] = (1 + np.searchsorted(self._pinch_at_s, ends_s, side="left")).tolist()
+        return found
 
     def window_of(self, gang: Gang, until_s: float) -> Window:
         """What a gang that starts now meets until then; gangs of one shape with equal windows fare alike."""
@@ -569,7 +598,8 @@ class Calendar:
         self._pinch(start_s)
         position = self._coming.add(charge, met)
         self._charge_pinches(position, start_s, end_s, 1)
-        self._has_named_promises |= len(charge.devices) > 0
+        if len(charge.devices):
+            self._named = np.union1d(self._named, charge.devices)
         self._promised.add(position)
         self._coming.at(start_s, 1, position)
         if end_s != inf:
@@ -595,7 +625,7 @@ class Calendar:
         search.i, search.m, at_s = move(
             search.i, search.m, coming.timeline(), coming.block(), search.marks, deadline_s,
             (state.whole, state.dev, state.cpu, state.mem, state.head, state.use),
-            (frame.node_of_device, frame.paths, frame.kind, frame.offset),
+            (frame.node_of_device, frame.paths, frame.nodes_of[search.kind], frame.offset),
             (tree.parents, tree.subtree, tree.kept, tree.borrow),
             search.pinch_times, self._pool.rows(), self._pool.uses, search.may_use, search.level, search.n_level,
             search.ask, search.quota, search.duration_s, frame.n_limit_trees == 1,
@@ -628,7 +658,7 @@ class Calendar:
         asks = gang.shape.asks
         ask = asks[0]
         level, n_level = self.frame.level["leaf"], 0
-        values = (kind, 0, FULL, 0, 0, 0, 0)  # no replica: fits anywhere
+        values = (0, FULL, 0, 0, 0, 0)  # no replica: fits anywhere
         if len(asks) == 1 and (ask.devices or ask.share_steps):
             draw = (
                 self.frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w)
@@ -636,7 +666,7 @@ class Calendar:
                 else 0
             )
             cpu, mem = micro_of(ask.cpus), micro_of(ask.memory_gib)
-            values = (kind, ask.devices, ask.share_steps or FULL, cpu, mem, draw, ask.n_replicas)
+            values = (ask.devices, ask.share_steps or FULL, cpu, mem, draw, ask.n_replicas)
             if ask.required is not None:
                 level, n_level = self.frame.level[ask.required], self.frame.n_level[ask.required]
         limited = gang.team != NONE and bool(self.tree.teams) and bool(self.tree.limited[kind])
@@ -648,6 +678,7 @@ class Calendar:
             may_use=may_use,
             level=level,
             n_level=n_level,
+            kind=kind,
             ask=values,
             quota=(gang.team if limited and steps else -1, kind, steps),
             duration_s=duration_s,
@@ -664,7 +695,8 @@ class Search:
     may_use: BoolArray
     level: IntArray
     n_level: int
-    ask: tuple[int, int, int, int, int, int, int]
+    kind: int
+    ask: tuple[int, int, int, int, int, int]
     quota: tuple[int, int, int]
     duration_s: float
     i: int = 0

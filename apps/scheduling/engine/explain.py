@@ -4,7 +4,7 @@ A rule binds when the job would start if that rule alone were left out. Where no
 smallest set of rules that do it together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -19,7 +19,7 @@ from apps.scheduling.engine.rules import ALL, Rules
 from apps.scheduling.engine.units import BIG, FULL
 
 if TYPE_CHECKING:
-    from apps.scheduling.engine.planner import Pass
+    from apps.scheduling.engine.planner import Blocked, Pass
 
 _NOTHING = ("",)  # no rule binds: it waits by choice, for a kind that ends it earlier
 
@@ -86,6 +86,32 @@ class Explainer:
         self._above: dict[int, IntArray] = {}
         self._binding: dict[tuple[int, bool, bool], tuple[str, ...]] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
+
+    def why_all(self, blocked: Sequence["Blocked"], expected_s: Mapping[int, float]) -> Iterator[Wait]:
+        """Why none of these started: jobs of one class that meet equally many promises share the answer."""
+        walk = self.walk
+        known: dict[tuple[int, int], Wait | None] = {}
+        windows = walk.calendar.n_met([gang.limit_s for _, gang, _ in blocked])
+        for (rank, gang, alike), window in zip(blocked, windows, strict=True):
+            expected = expected_s.get(gang.id)
+            if (
+                gang.limit_s == inf
+                or gang.id in walk.promised
+                or gang.shape.reservation != NONE
+                or walk.strictly_behind is gang
+            ):
+                yield self.why(gang, rank, expected)
+                continue
+            said = known.get((alike, window), self)
+            if said is None:
+                yield self._why(gang, rank, expected)
+            elif isinstance(said, Wait):
+                yield Wait(gang.id, said.code, said.sentence, said.blocked_by, said.facts, rank, expected)
+            else:
+                wait = self._why(gang, rank, expected)
+                # Of a reservation in its way each is told how long it would have to be.
+                known[alike, window] = None if wait.code == "reservation" else wait
+                yield wait
 
     def why(self, gang: Gang, rank: int, expected_s: float | None) -> Wait:
         """Why this gang did not start in the pass that is ending."""

@@ -24,7 +24,7 @@ from apps.scheduling.engine.facts import (
     Start,
 )
 from apps.scheduling.engine.frame import Frame
-from apps.scheduling.engine.kernels import earliest_gap, take_gap
+from apps.scheduling.engine.kernels import earliest_gap, spread_work, take_gap
 from apps.scheduling.engine.placement import kinds_of
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.units import BIG, FULL
@@ -228,12 +228,30 @@ def _spread_out(
     ahead = [
         profile.work_left(capacity) for profile, capacity in zip(laid.profiles, laid.capacity, strict=True)
     ]
-    now_s, capacity = laid.now_s, laid.capacity
+    shapes: dict[int, int] = {}
+    rows: list[IntArray] = []  # by shape: what it holds of each type that it accepts and that could hold it; else 0
+    of: list[int] = []
     for gang in rest:
-        steps, kinds = laid.steps(gang)
-        able = [kind for kind in kinds if capacity[kind] >= steps > 0]
-        if not able:
-            continue
-        kind = min(able, key=lambda kind: ahead[kind] / capacity[kind])
-        told[gang.id] = max(now_s + ahead[kind] / capacity[kind], at_least_s.get(gang.id, -inf))
-        ahead[kind] += steps * probable_s(gang)
+        shape = shapes.get(id(gang.shape))
+        if shape is None:
+            shape = shapes[id(gang.shape)] = len(rows)
+            steps, kinds = laid.steps(gang)
+            order = np.full(len(laid.capacity), NONE, dtype=np.int64)
+            able = [kind for kind in kinds if laid.capacity[kind] >= steps > 0]
+            order[: len(able)] = able
+            rows.append(np.array([steps, *order], dtype=np.int64))
+        of.append(shape)
+    if not rest:
+        return
+    predicted_s = np.array([gang.predicted_s for gang in rest])
+    limit_s = np.array([gang.limit_s for gang in rest])
+    work_s = np.array([gang.work_s for gang in rest])
+    least_s = np.minimum(np.minimum(predicted_s, limit_s), work_s)
+    lasts_s = np.where(np.isinf(least_s), _UNKNOWN_S, np.maximum(1.0, least_s))
+    table = np.array(rows, dtype=np.int64)
+    waits_s = spread_work(np.array(ahead), np.array(laid.capacity, dtype=np.float64), table, np.array(of), lasts_s)
+    for gang, wait_s in zip(rest, waits_s.tolist(), strict=True):
+        if wait_s >= 0:
+            told[gang.id] = laid.now_s + wait_s
+    for job_id in at_least_s.keys() & told.keys():
+        told[job_id] = max(told[job_id], at_least_s[job_id])

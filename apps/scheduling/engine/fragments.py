@@ -15,7 +15,7 @@ import numpy as np
 
 from apps.scheduling.engine.facts import Ask, BoolArray, Gang, IntArray, Shape
 from apps.scheduling.engine.frame import Frame
-from apps.scheduling.engine.kernels import fragmentation, fragmentation_after
+from apps.scheduling.engine.kernels import fragmentation, fragmentation_after, look_again
 from apps.scheduling.engine.units import BIG, FULL, micro_of
 
 _COVERED = 0.99  # rare replicas beyond this share of all do not count as typical
@@ -28,6 +28,8 @@ _PULL_CPU = 2  # a whole node's cpus weigh so many times more than its devices
 _REMEMBERED = 256  # asks whose scores are kept
 
 
+Present = tuple[IntArray, IntArray, IntArray]  # (dev, cpu, mem): free millionths of each device, of each node
+Log = list[IntArray] | None
 _Key = tuple[int, int, int, int, tuple[int, ...]]  # devices, need, cpu, mem, kinds
 
 
@@ -110,6 +112,9 @@ class Fragments:
         self._dev = np.full(int(frame.offset[-1]), -1, dtype=np.int64)
         self._version = np.zeros(n, dtype=np.int64)  # of each node, as last seen
         self._latest = 0
+        self._log: Log = None  # what was read last, and how far
+        self._n_read = 0
+        self._all: IntArray = np.arange(n)
         self._before = np.zeros(n, dtype=np.int64)
         self._known: OrderedDict[tuple[int, int, int, int], _Scores] = OrderedDict()
         limited = frame.cpu[frame.cpu < BIG]
@@ -126,7 +131,27 @@ class Fragments:
         Returns:
             Scores of the nodes that are looked at, and the device (within its node) a share would go to.
         """
-        self._look(dev, cpu, mem)
+        return self._scores(ask, np.flatnonzero(able), (dev, cpu, mem), None)
+
+    def best(self, ask: Ask, room: IntArray, nodes: IntArray, present: Present, log: Log) -> IntArray:
+        """The nodes with the least score of those that have room.
+
+        Args:
+            room: (n,) replicas that each node takes.
+            nodes: Positions of the nodes that are looked at.
+            present: (dev, cpu, mem) as for `scores`.
+            log: On which nodes something has changed, in turn, as the state keeps it; None: nobody knows.
+        """
+        able = nodes[room[nodes] > 0]
+        score = self._scores(ask, able, present, log).score[able]
+        return able[score == score.min()] if len(able) else able
+
+    def device_of(self, ask: Ask, node: int, present: Present, log: Log) -> int:
+        """The device, within its node, to which a share would go; negative: none."""
+        return int(self._scores(ask, np.array([node]), present, log).device[node])
+
+    def _scores(self, ask: Ask, nodes: IntArray, present: Present, log: Log) -> _Scores:
+        self._look(*present, log)
         key = _ask_key(ask)
         known = self._known.get(key)
         if known is None:
@@ -135,11 +160,11 @@ class Fragments:
                 self._known.popitem(last=False)
         else:
             self._known.move_to_end(key)
-        todo = np.flatnonzero(able & (known.version != self._version))
+        todo = nodes[known.version[nodes] != self._version[nodes]]
         if len(todo):
             d, frame = self.demand, self.frame
             fragmentation_after(
-                todo, frame.kind, frame.offset, dev, cpu, mem,
+                todo, frame.kind, frame.offset, *present,
                 d.devices, d.need, d.cpu, d.mem, d.accepts, d.weight, self._before,
                 ask.devices, ask.share_steps, key[2], key[3],
                 _PULL_STEPS, _PULL_CPU, self._most_devices, self._most_cpu, _WEIGHTS,
@@ -154,24 +179,27 @@ class Fragments:
 
     def total(self, dev: IntArray, cpu: IntArray, mem: IntArray) -> tuple[float, float]:
         """Expected devices that are free but of no use, and free devices, over all nodes."""
-        self._look(dev, cpu, mem)
+        self._look(dev, cpu, mem, None)
         weight = max(1, int(self.demand.weight.sum()))
         return int(self._before.sum()) / weight / FULL, int(dev.sum()) / FULL
 
-    def _look(self, dev: IntArray, cpu: IntArray, mem: IntArray) -> None:
+    def _look(self, dev: IntArray, cpu: IntArray, mem: IntArray, log: Log) -> None:
         """Note which nodes are not what they were when last seen."""
         frame = self.frame
-        changed = (cpu != self._cpu) | (mem != self._mem)
-        changed[frame.node_of_device[dev != self._dev]] = True
-        nodes = np.flatnonzero(changed)
-        if not len(nodes):
-            return
-        self._latest += 1
-        self._version[nodes] = self._latest
-        for seen, present in ((self._cpu, cpu), (self._mem, mem), (self._dev, dev)):
-            np.copyto(seen, present)
+        nodes = self._all
+        if log is not None and log is self._log:
+            if len(log) == self._n_read:
+                return
+            nodes = log[-1] if len(log) == self._n_read + 1 else np.concatenate(log[self._n_read :])
+            if len(nodes) > frame.n_nodes:
+                nodes = self._all
+        self._log, self._n_read = log, 0 if log is None else len(log)
         d = self.demand
+        self._latest += 1
+        changed = look_again(
+            nodes, frame.offset, dev, cpu, mem, self._dev, self._cpu, self._mem, self._version, self._latest
+        )
         fragmentation(
-            nodes, frame.kind, frame.offset, dev, cpu, mem,
+            changed, frame.kind, frame.offset, dev, cpu, mem,
             d.devices, d.need, d.cpu, d.mem, d.accepts, d.weight, self._before,
         )  # fmt: skip

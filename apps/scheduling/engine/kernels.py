@@ -140,8 +140,7 @@ def charge_rows(
 @_compile
 def whole_room(
     may_use: BoolArray,
-    kind: IntArray,
-    wanted_kind: int,
+    nodes: IntArray,
     whole: IntArray,
     cpu: IntArray,
     mem: IntArray,
@@ -154,11 +153,10 @@ def whole_room(
     most: int,
 ) -> tuple[IntArray, int]:
     """(n,) replicas of whole devices each node takes, its own limits above it included; and their sum."""
-    n_nodes = len(whole)
-    room = np.zeros(n_nodes, dtype=np.int64)
+    room = np.zeros(len(whole), dtype=np.int64)
     total = 0
-    for node in range(n_nodes):
-        if kind[node] != wanted_kind or not may_use[node] or whole[node] < devices:
+    for node in nodes:
+        if not may_use[node] or whole[node] < devices:
             continue
         r = min(most, whole[node] // devices)
         if cpu_each > 0:
@@ -177,8 +175,7 @@ def whole_room(
 @_compile
 def fraction_room(
     may_use: BoolArray,
-    kind: IntArray,
-    wanted_kind: int,
+    nodes: IntArray,
     shared: IntArray,
     offset: IntArray,
     whole: IntArray,
@@ -196,8 +193,8 @@ def fraction_room(
     room = np.zeros(len(whole), dtype=np.int64)
     total = 0
     each = FULL // steps
-    for node in range(len(whole)):
-        if kind[node] != wanted_kind or not may_use[node]:
+    for node in nodes:
+        if not may_use[node]:
             continue
         r = max(0, whole[node]) * each
         for device in range(offset[node], offset[node + 1]):
@@ -239,8 +236,36 @@ def keep_emptied(
 
 
 @_compile
-def most_under_limits(room: IntArray, head: IntArray, paths: IntArray, draw: int, n: int) -> int:
-    """How many replicas all limits together let the nodes take, up to n.
+def shareable(
+    dev: IntArray, least: IntArray, offset: IntArray, order: IntArray, rows_dev: IntArray, rows_whole: IntArray
+) -> IntArray:
+    """(d,) what of each shared device may be shared on through a window; see `keep_emptied`.
+
+    Args:
+        dev: (d,) the least free millionths of each device in the window.
+        least: (n,) the least whole devices of each node.
+        order: Rows of the later states.
+    """
+    shared = np.zeros(len(dev), dtype=np.int64)
+    node = np.zeros(1, dtype=np.int64)
+    for place in range(len(offset) - 1):
+        is_shared = False
+        for device in range(offset[place], offset[place + 1]):
+            if 0 < dev[device] < FULL:
+                shared[device] = dev[device]
+                is_shared = True
+        if is_shared:
+            node[0] = place
+            for i in range(len(order)):
+                keep_emptied(shared, rows_dev[order[i]], rows_whole[order[i]], least, offset, node)
+    return shared
+
+
+@_compile
+def most_under_limits(
+    nodes: IntArray, room: IntArray, head: IntArray, paths: IntArray, draw: int, n: int
+) -> int:
+    """How many replicas all limits together let these nodes take, up to n.
 
     Exact under one tree of limits, where every filling that cannot go on is as large as any other; under several trees
     it may tell too few.
@@ -248,7 +273,7 @@ def most_under_limits(room: IntArray, head: IntArray, paths: IntArray, draw: int
     left = head.copy()
     last = len(head) - 1
     done = 0
-    for node in range(len(room)):
+    for node in nodes:
         r = min(room[node], n - done)
         if r <= 0:
             continue
@@ -267,11 +292,11 @@ def most_under_limits(room: IntArray, head: IntArray, paths: IntArray, draw: int
 
 @_compile
 def best_single(
-    room: IntArray, spare: IntArray, n: int, leaf: IntArray, spine: IntArray, n_leaves: int, n_spines: int
+    nodes: IntArray, room: IntArray, spare: IntArray, n: int, leaf: IntArray, spine: IntArray, n_leaves: int, n_spines: int
 ) -> int:
-    """The node that takes all n and is left with the least, in the leaf and spine left with the least; -1 if none."""
+    """Of these nodes the one that takes all n and is left with the least, in the leaf and spine left with the least; -1 if none."""
     any_fits = False
-    for node in range(len(room)):
+    for node in nodes:
         if room[node] >= n:
             any_fits = True
             break
@@ -279,12 +304,12 @@ def best_single(
         return -1
     in_leaf = np.zeros(n_leaves, dtype=np.int64)
     in_spine = np.zeros(n_spines, dtype=np.int64)
-    for node in range(len(room)):
+    for node in nodes:
         if room[node] > 0:
             in_leaf[leaf[node]] += spare[node]
             in_spine[spine[node]] += spare[node]
     best = -1
-    for node in range(len(room)):
+    for node in nodes:
         if room[node] < n:
             continue
         if best < 0:
@@ -356,6 +381,38 @@ def _expected_fragment(
                 too_small += free[i]
         fragment += d_weight[m] * too_small
     return fragment
+
+
+@_compile
+def look_again(
+    nodes: IntArray,
+    offset: IntArray,
+    dev: IntArray,
+    cpu: IntArray,
+    mem: IntArray,
+    seen_dev: IntArray,
+    seen_cpu: IntArray,
+    seen_mem: IntArray,
+    version: IntArray,
+    latest: int,
+) -> IntArray:
+    """Which of these nodes are not what they were when seen; they are seen now, and their version is the latest."""
+    changed = np.empty(len(nodes), dtype=np.int64)
+    n_changed = 0
+    for x in range(len(nodes)):
+        node = nodes[x]
+        is_same = cpu[node] == seen_cpu[node] and mem[node] == seen_mem[node]
+        for device in range(offset[node], offset[node + 1]):
+            if dev[device] != seen_dev[device]:
+                is_same = False
+                seen_dev[device] = dev[device]
+        if is_same:
+            continue
+        seen_cpu[node], seen_mem[node] = cpu[node], mem[node]
+        version[node] = latest
+        changed[n_changed] = node
+        n_changed += 1
+    return changed[:n_changed]
 
 
 @_compile
@@ -624,6 +681,15 @@ def least_of(first: IntArray, rows: IntArray, order: IntArray) -> IntArray:
 
 
 @_compile
+def lower_at(least: IntArray, rows: IntArray, order: IntArray, columns: IntArray) -> None:
+    """Lower some columns of `least` to the least of some rows."""
+    for x in columns:
+        for i in order:
+            if rows[i, x] < least[x]:
+                least[x] = rows[i, x]
+
+
+@_compile
 def quota_available(
     use: IntArray, team: int, kind: int, parent: IntArray, subtree: IntArray, kept: IntArray, borrow: IntArray
 ) -> int:
@@ -763,19 +829,19 @@ def seek(
 
     Args:
         state: (whole, dev, cpu, mem, head, use), changed in place.
-        frame: (node_of_device, paths, kind, offset).
+        frame: (node_of_device, paths, the nodes of the kind, offset).
         tree: (parents, subtree, kept, borrow).
         pool: (order, whole, cpu, mem, head): order[0] is now, the others are the pinches.
         level: (n,) domain of each node of the kind it requires; n_level 0: none is required.
-        ask: (kind, whole devices, fraction, cpu, memory, draw, replicas), millionths.
+        ask: (whole devices, fraction, cpu, memory, draw, replicas), millionths.
         quota: (team, kind, millionths); team -1: not limited.
     """
     times, signs, which = timeline
     whole, dev, cpu, mem, head, use = state
-    node_of_device, paths, kinds, offset = frame
+    node_of_device, paths, nodes, offset = frame
     parents, subtree, kept, borrow = tree
     order, rows_whole, rows_cpu, rows_mem, rows_head = pool
-    kind, devices, steps, cpu_each, mem_each, draw, n = ask
+    devices, steps, cpu_each, mem_each, draw, n = ask
     team, quota_kind, quota_steps = quota
     low_whole, low_cpu, low_mem, low_head = whole, cpu, mem, head
     while True:
@@ -821,8 +887,7 @@ def seek(
             if devices > 0:
                 room, total = whole_room(
                     may_use,
-                    kinds,
-                    kind,
+                    nodes,
                     low_whole,
                     low_cpu,
                     low_mem,
@@ -836,7 +901,7 @@ def seek(
                 )
             else:
                 room, total = fraction_room(
-                    may_use, kinds, kind, dev, offset, low_whole, low_cpu, low_mem, low_head, paths, steps, cpu_each,
+                    may_use, nodes, dev, offset, low_whole, low_cpu, low_mem, low_head, paths, steps, cpu_each,
                     mem_each, draw, n,
                 )  # fmt: skip
             if total < n:
@@ -845,7 +910,7 @@ def seek(
                 sums, _ = domain_sums(level, n_level, room, room)
                 if sums.max() < n:
                     break
-            if draw > 0 and is_one_tree and most_under_limits(room, low_head, paths, draw, n) < n:
+            if draw > 0 and is_one_tree and most_under_limits(nodes, room, low_head, paths, draw, n) < n:
                 break
             if part == 1:
                 return i, m, next_s
@@ -899,3 +964,28 @@ def take_gap(times: FloatArray, free: IntArray, n: int, start_s: float, end_s: f
         if times[i] >= start_s:
             free[i] -= steps
     return n
+
+
+@_compile
+def spread_work(
+    ahead: FloatArray, capacity: FloatArray, shapes: IntArray, of: IntArray, lasts_s: FloatArray
+) -> FloatArray:
+    """(j,) seconds after which each of some jobs, in their order, finds the work ahead of it done; -1: never.
+
+    Args:
+        ahead: (k,) device-seconds of each type that stand ahead, millionths; capacity: (k,) millionths.
+        shapes: (s, 1 + k) what a job holds, millionths, then the types that could hold it, padded with -1.
+        of, lasts_s: (j,) the shape of each, and how long it runs.
+    """
+    waits_s = np.full(len(of), -1.0)
+    left = ahead.copy()
+    for j in range(len(of)):
+        row = shapes[of[j]]
+        best = -1
+        for kind in row[1:]:
+            if kind >= 0 and (best < 0 or left[kind] / capacity[kind] < left[best] / capacity[best]):
+                best = kind
+        if best >= 0:
+            waits_s[j] = left[best] / capacity[best]
+            left[best] += row[0] * lasts_s[j]
+    return waits_s

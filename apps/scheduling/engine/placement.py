@@ -81,6 +81,11 @@ class _Left:
         return first.dev, first.cpu, first.mem
 
     @property
+    def log(self) -> list[IntArray] | None:
+        """Where what is present has changed, as far as somebody keeps it."""
+        return None if self.is_touched else self._floor.states[0].log
+
+    @property
     def dev(self) -> IntArray:
         return self._floor.dev if self._dev is None else self._dev
 
@@ -183,11 +188,11 @@ def _free_room(
     cpu_each, mem_each, most = micro_of(ask.cpus), micro_of(ask.memory_gib), ask.n_replicas
     if ask.devices:
         return whole_room(
-            may_use, frame.kind, kind, free.whole, free.cpu, free.mem, free.head, frame.paths,
+            may_use, frame.nodes_of[kind], free.whole, free.cpu, free.mem, free.head, frame.paths,
             ask.devices, cpu_each, mem_each, draw, most,
         )  # fmt: skip
     return fraction_room(
-        may_use, frame.kind, kind, shared, frame.offset, free.whole, free.cpu, free.mem, free.head, frame.paths,
+        may_use, frame.nodes_of[kind], shared, frame.offset, free.whole, free.cpu, free.mem, free.head, frame.paths,
         ask.share_steps, cpu_each, mem_each, draw, most,
     )  # fmt: skip
 
@@ -206,7 +211,7 @@ def _place_group(
             return None
         if draw:
             one_tree = frame.n_limit_trees == 1
-            if one_tree and most_under_limits(room, left.head, frame.paths, draw, n) < n:
+            if one_tree and most_under_limits(frame.nodes_of[kind], room, left.head, frame.paths, draw, n) < n:
                 return None
             draws = _draws(frame, ask)
     else:
@@ -230,7 +235,7 @@ def _place_group(
         able = room if slowest == 0.0 else np.where(frame.speed >= slowest, room, 0)
         if int(able.sum()) < n:
             continue
-        chosen = _choose(frame, ask, able, n, left, terms, draws)
+        chosen = _choose(frame, ask, kind, able, n, left, terms, draws)
         if chosen is not None:
             counts, level = chosen
             shares = _name(frame, group, ask, counts, left, terms, floor)
@@ -243,29 +248,37 @@ Counts = list[tuple[int, int]]  # (node, replicas)
 
 
 def _choose(
-    frame: Frame, ask: Ask, room: IntArray, n: int, left: "_Left", terms: Terms, draws: IntArray | None
+    frame: Frame,
+    ask: Ask,
+    kind: int,
+    room: IntArray,
+    n: int,
+    left: "_Left",
+    terms: Terms,
+    draws: IntArray | None,
 ) -> tuple[Counts, str] | None:
     required = ask.required if terms.topology else None
     if required is not None:
         room = np.where(frame.has_level[required], room, 0)
+    nodes_of = frame.nodes_of[kind] if ask.devices or ask.share_steps else frame.nodes
+    if n == 1 and terms.packing and terms.fragments is not None and (ask.spread is None or not terms.spread):
+        best = _least_fragmenting(frame, terms.fragments, ask, nodes_of, room, left)
+        return None if best < 0 else ([(best, 1)], "node")
     spare = _spare(frame, ask, room, left)
     spread = _Spreading.of(frame, ask, terms)
     if spread is not None:
         room = np.where(spread.ids != NONE, room, 0)
-    elif terms.packing and terms.fragments is not None and n == 1:
-        best = _least_fragmenting(frame, terms.fragments, ask, room, left)
-        return None if best < 0 else ([(best, 1)], "node")
     elif terms.packing:
         # Best fit: the node left with the least, in the leaf and the spine left with the least.
         leaf, spine = frame.level["leaf"], frame.level["spine"]
-        best = best_single(room, spare, n, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
+        best = best_single(nodes_of, room, spare, n, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
         if best >= 0:
             return [(best, n)], "node"
     else:
         single = np.flatnonzero(room >= n)
         if len(single):
             return [(int(single[0]), n)], "node"
-    nodes = np.flatnonzero(room)
+    nodes = nodes_of[room[nodes_of] > 0]
     for level in LEVELS:
         counts = _in_one_domain(frame, level, nodes, room, spare, n, left, draws, spread)
         if counts is not None:
@@ -277,21 +290,18 @@ def _choose(
     return None if counts is None else (counts, "anywhere")
 
 
-def _least_fragmenting(frame: Frame, fragments: Fragments, ask: Ask, room: IntArray, left: "_Left") -> int:
+def _least_fragmenting(
+    frame: Frame, fragments: Fragments, ask: Ask, nodes: IntArray, room: IntArray, left: "_Left"
+) -> int:
     """The node on which one replica leaves the least that nobody can use; -1 if none takes it."""
-    able = room > 0
-    nodes = np.flatnonzero(able)
-    if not len(nodes):
+    best = fragments.best(ask, room, nodes, left.present, left.log)
+    if not len(best):
         return -1
-    score = fragments.scores(ask, able, *left.present).score[nodes]
-    best = nodes[score == score.min()]
     if len(best) == 1:
         return int(best[0])
-    only = np.zeros_like(room)
-    only[best] = room[best]
     leaf, spine = frame.level["leaf"], frame.level["spine"]
     spare = _spare(frame, ask, room, left)
-    return best_single(only, spare, 1, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
+    return best_single(best, room, spare, 1, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
 
 
 def _spare(frame: Frame, ask: Ask, room: IntArray, left: "_Left") -> IntArray:
@@ -573,9 +583,7 @@ def _name_fractions(
     partly = np.flatnonzero(shared >= steps)
     shares: list[Share] = []
     if n == 1 and terms.packing and terms.fragments is not None:
-        able = np.zeros(frame.n_nodes, dtype=bool)
-        able[node] = True
-        d = int(terms.fragments.scores(ask, able, *left.present).device[node])
+        d = terms.fragments.device_of(ask, node, left.present, left.log)
         if d >= 0 and (shared[d] >= steps or (dev[d] == FULL and left.whole[node] > 0)):
             return [Share(group, node, 1, (d,) if terms.named or dev[d] < FULL else (), steps)]
     for d in partly[np.lexsort((partly, shared[partly]))].tolist():

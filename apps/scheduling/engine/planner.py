@@ -6,10 +6,11 @@ promised the earliest start their declared limits allow, and whatever comes behi
 those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for more).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
@@ -68,6 +69,9 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     return Pass(snapshot, policy).run()
 
 
+Blocked = tuple[int, Gang, int]  # rank, gang, class of jobs
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A place a gang could have, from then till then (at the latest)."""
@@ -117,9 +121,11 @@ class Pass:
         self.gone: set[int] = set()  # running jobs that were evicted or resized in this pass
         self._by_choice = False  # the gang looked at last waits for a kind that ends it earlier
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
-        # By class of jobs: those of a longer limit cannot start in this pass.
-        self._waiting: dict[tuple[object, ...], float] = {}
-        self._family: dict[int, tuple[object, ...]] = {}
+        self._classes: dict[tuple[object, ...], int] = {}
+        self._waiting: list[float] = []  # by class of jobs: those of a longer limit cannot start in this pass
+        self._within: dict[int, tuple[int, bool]] = {}  # by class: whether its team is within quota, as of then
+        self._families: dict[tuple[object, ...], int] = {}  # shapes that differ in their replicas alone
+        self._family: dict[int, int] = {}  # by shape
         self._kinds: dict[int, tuple[int, ...]] = {}
         self._elastic: dict[int, bool] = {}
         self._steps: dict[int, int] = {}
@@ -140,43 +146,46 @@ class Pass:
 
     def run(self) -> Plan:
         depth = self.policy.backfill_depth
-        blocked: list[tuple[int, Gang]] = []
-        pending = list(enumerate(order_queue(self.snapshot, self.policy), 1))
+        blocked: list[Blocked] = []
         shortest = self.policy.backfill_order == "shortest" and depth is not None
         kept = self._keep_promises() if self.policy.keeps_promises else {}
         promised = {reserve.job_id: reserve for reserve in self.snapshot.promises}
         earmarked = self._take_earmarks()
+        pending = self._line(earmarked, kept)
         position = 0
         while position < len(pending):
-            rank, gang = pending[position]
+            rank, gang, alike, is_ready = pending[position]
             position += 1
+            if is_ready and gang.limit_s > self._waiting[alike] and self._gets_no_promise(gang, alike):
+                blocked.append((rank, gang, alike))
+                continue
             if shortest and depth is not None and self.n_promises >= depth > 0:
                 # All promises are made: the rest is only backfilled, the shortest first (EASY-SJBF).
                 pending[position - 1 :] = sorted(pending[position - 1 :], key=lambda p: p[1].limit_s)
-                rank, gang = pending[position - 1]
+                rank, gang, alike, is_ready = pending[position - 1]
                 shortest = False
             if gang.id in earmarked:
                 if earmarked[gang.id]:
-                    blocked.append((rank, gang))
+                    blocked.append((rank, gang, alike))
                 continue
             own = explain.own_reason(self, gang, rank)
             if own is not None:
                 self.waits.append(own)
                 continue
             if self.strictly_behind is not None:
-                blocked.append((rank, gang))
+                blocked.append((rank, gang, alike))
                 continue
             if gang.id in kept and not self.snapshot.ended_early:
                 self.reserves.append(promised[gang.id])
                 self.promised[gang.id] = kept[gang.id]
-                blocked.append((rank, gang))
+                blocked.append((rank, gang, alike))
                 continue
             if gang.id in kept:
                 # Taken out and put back where it is earliest now, which is never later than it was promised.
                 self.calendar.withdraw(kept.pop(gang.id))
                 self._forget_failures()
-            if gang.limit_s > self._waiting.get(class_of(gang), inf) and self._gets_no_promise(gang):
-                blocked.append((rank, gang))
+            if gang.limit_s > self._waiting[alike] and self._gets_no_promise(gang, alike):
+                blocked.append((rank, gang, alike))
                 continue
             wished, gang = gang, self._insisting(gang)
             offer = self._now(gang)
@@ -187,11 +196,10 @@ class Pass:
                 continue
             if self.policy.preemption and not self._by_choice and self._preempt(gang):
                 continue
-            blocked.append((rank, gang))
             if wished is gang and not self._by_choice:
-                alike = class_of(gang)
                 longer_s = self.shortest_to_fail(gang, gang.limit_s)
-                self._waiting[alike] = min(longer_s, self._waiting.get(alike, inf))
+                self._waiting[alike] = min(longer_s, self._waiting[alike])
+            blocked.append((rank, gang, alike if wished is gang else self._class(gang)))
             at_quota = not self.within_quota(self.least(gang))
             if depth == 0:
                 if gang.datasets and (offer := self.earliest(gang, self.kinds(gang.shape))) is not None:
@@ -214,8 +222,8 @@ class Pass:
                 explainer.unready(wait, gangs[wait.job_id], expected_s.get(wait.job_id))
                 for wait in self.waits
             ]
-            self.waits.extend(explainer.why(gang, rank, expected_s.get(gang.id)) for rank, gang in blocked)
-        self.waits.sort(key=lambda w: w.rank)
+            self.waits.extend(explainer.why_all(blocked, expected_s))
+        self.waits.sort(key=attrgetter("rank"))
         for booking in self.calendar.bookings:
             for at_s in (booking.start_s, booking.end_s):
                 if at_s > self.now_s:
@@ -232,13 +240,47 @@ class Pass:
             next_boundary_s=self.boundary_s,
         )
 
-    def _forecast(self, blocked: Sequence[tuple[int, Gang]]) -> dict[int, float]:
+    def _line(self, *apart: Mapping[int, object]) -> list[tuple[int, Gang, int, bool]]:
+        """The queue in order: rank, gang, its class, and whether it is certain that it is ready.
+
+        Args:
+            apart: Jobs that are looked at one by one in any case.
+        """
+        now_s, special = self.now_s, set().union(*apart)
+        queue = order_queue(self.snapshot, self.policy)
+        ready = [
+            not (
+                gang.is_held
+                or gang.waits_for
+                or gang.not_before_s > now_s
+                or gang.retry_s > now_s
+                or gang.array != NONE
+                or gang.shape.reservation != NONE
+            )
+            for gang in queue
+        ]
+        if special:
+            ready = [is_ready and gang.id not in special for gang, is_ready in zip(queue, ready, strict=True)]
+        return list(zip(range(1, len(queue) + 1), queue, map(self._class, queue), ready, strict=True))
+
+    def _class(self, gang: Gang) -> int:
+        """The number of the gang's class."""
+        alike = class_of(gang)
+        number = self._classes.get(alike)
+        if number is None:
+            number = self._classes[alike] = len(self._classes)
+            self._waiting.append(inf)
+        return number
+
+    def _forecast(self, blocked: Sequence[Blocked]) -> dict[int, float]:
         """When each waiting job will probably start; nobody can tell of those that are held or wait for others."""
         unready = {wait.job_id: wait for wait in self.waits if wait.code not in ("held", "dependency")}
-        later = [(wait.rank, wait.job_id) for wait in unready.values()]
-        gangs = {gang.id: gang for gang in self.snapshot.queue if gang.id in unready}
-        waiting = sorted([(rank, gang.id) for rank, gang in blocked] + later)
-        gangs.update((gang.id, gang) for _, gang in blocked)
+        waiting = [gang for _, gang, _ in blocked]
+        if unready:
+            gangs = {gang.id: gang for gang in self.snapshot.queue if gang.id in unready}
+            later = [(wait.rank, gangs[wait.job_id]) for wait in unready.values()]
+            in_order = sorted([*((rank, gang) for rank, gang, _ in blocked), *later], key=itemgetter(0))
+            waiting = [gang for _, gang in in_order]
         at_least_s = {
             w.job_id: w.expected_start_s for w in unready.values() if w.expected_start_s is not None
         }
@@ -248,19 +290,23 @@ class Pass:
             self.tree,
             self.starts,
             self.reserves,
-            [gangs[job_id] for _, job_id in waiting],
+            waiting,
             at_least_s,
             self.gone,
         )
 
-    def _gets_no_promise(self, gang: Gang) -> bool:
-        """Whether all promises are made, of the kind that this job could have."""
+    def _gets_no_promise(self, gang: Gang, alike: int) -> bool:
+        """Whether all promises are made, of the kind that this job (of that class) could have."""
         depth = self.policy.backfill_depth
-        return (
-            depth is not None
-            and 0 < depth <= self.n_promises
-            and (depth <= self.n_quota_promises or self.within_quota(self.least(gang)))
-        )
+        if depth is None or not 0 < depth <= self.n_promises:
+            return False
+        if depth <= self.n_quota_promises:
+            return True
+        version, is_within = self._within.get(alike, (NONE, False))
+        if version != self.calendar.version:
+            is_within = self.within_quota(self.least(gang))
+            self._within[alike] = self.calendar.version, is_within
+        return is_within
 
     def _keep_promises(self) -> dict[int, Promise]:
         """Put the last pass's promises into the calendar, as far as they lie ahead."""
@@ -765,18 +811,17 @@ class Pass:
         shape = gang.shape
         family = self._family.get(id(shape))
         if family is None:
-            asks = (
-                tuple(replace(ask, n_replicas=1) for ask in shape.asks)
-                if len(shape.asks) == 1
-                else (id(shape),)
-            )
-            family = self._family[id(shape)] = (asks, shape.cluster, shape.reservation)
+            asks: tuple[object, ...] = (id(shape),)
+            if len(shape.asks) == 1:
+                asks = (replace(shape.asks[0], n_replicas=1),)
+            alike = (asks, shape.cluster, shape.reservation)
+            family = self._family[id(shape)] = self._families.setdefault(alike, len(self._families))
         team = gang.team if self.tree.teams else NONE
         return (family, kind, team, self.calendar.allowed(gang), gang.datasets), shape.asks[0].n_replicas
 
     def _forget_failures(self) -> None:
         self._failed.clear()
-        self._waiting.clear()
+        self._waiting = [inf] * len(self._waiting)
 
     def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
         key, n = self.failure_key(gang, kind)

@@ -11,9 +11,11 @@ from apps.scheduling.engine.kernels import (
     charge_state,
     keep_emptied,
     least_of,
+    lower_at,
     quota_left,
     refresh_prefix,
     refresh_prefix_at,
+    shareable,
 )
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.units import BIG, FULL, micro_of
@@ -92,9 +94,10 @@ class State:
         head: (l + 1,) microwatts left under each limited domain; the last entry stands for "no limit".
         use: (t, k) quota in use.
         booked: per booking, (n,) devices that its own teams hold of it.
+        log: the nodes on which something was charged, in turn, where somebody keeps it; None elsewhere.
     """
 
-    __slots__ = ("at_s", "booked", "cpu", "dev", "head", "mem", "use", "whole")
+    __slots__ = ("at_s", "booked", "cpu", "dev", "head", "log", "mem", "use", "whole")
 
     def __init__(
         self,
@@ -109,6 +112,7 @@ class State:
     ) -> None:
         self.at_s, self.whole, self.dev, self.cpu, self.mem = at_s, whole, dev, cpu, mem
         self.head, self.use, self.booked = head, use, booked
+        self.log: list[IntArray] | None = None
 
     @classmethod
     def empty(cls, frame: Frame, tree: QuotaTree, at_s: float) -> "State":
@@ -174,6 +178,10 @@ class State:
             np.add.at(used, charge.nodes, sign * charge.whole)
 
 
+# (order, dev, whole, devices that have less free later): dev and whole by row.
+Rows = tuple[IntArray, IntArray, IntArray, IntArray]
+
+
 class Pool:
     """The states of now and of every pinch in one block of arrays, with the least up to each of them kept at hand.
 
@@ -191,6 +199,8 @@ class Pool:
         self._free: list[int] = []
         self._grow(now, 8)
         self.insert(0, now)
+        self._log: list[IntArray] = []
+        now.log = self._log
 
     _FIELDS = ("whole", "cpu", "mem", "head")
     _KEPT = (*_FIELDS, "dev")  # of the latter no least is at hand
@@ -250,10 +260,12 @@ class Pool:
 
     def changed(self) -> None:
         """Something was charged anywhere, in any of the states."""
+        self._log.append(np.arange(self._rows["whole"].shape[1]))
         self._refresh(0)
 
     def touched(self, nodes: IntArray) -> None:
         """Something was charged on these nodes, in any of the states."""
+        self._log.append(nodes)
         for name in ("whole", "cpu", "mem"):
             refresh_prefix_at(self._order, self._n, self._rows[name], self._least[name], nodes)
         domains = np.unique(self._paths[nodes])
@@ -263,6 +275,11 @@ class Pool:
         """(whole, cpu, mem, head): the least over the first n states."""
         whole, cpu, mem, head = (self._least[name][n - 1] for name in self._FIELDS)
         return whole, cpu, mem, head
+
+    def between(self, low: int, high: int) -> "Rows":
+        """Where the devices of the states low..high - 1 lie."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return self._order[low:high], self._rows["dev"], self._rows["whole"], nothing
 
     def least_with(self, first: State, low: int, high: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """(whole, cpu, mem, head): the least over a state of its own and the pool's states low..high - 1."""
@@ -292,10 +309,11 @@ class Floor:
         states: What is left at the start of the window and at every later instant at which something is promised.
         holds: Per state, (n,) devices that belong to others' bookings then; None where there are none.
         least: (whole, cpu, mem, head) over all states, where somebody has kept it.
-        is_freer_later: No device that is named has less free in a later state than in the first.
+        is_freer_later: No device that is named, but those in `later`, has less free in a later state than in the first.
+        later: Where the devices of the later states lie, where somebody has them in a block.
     """
 
-    __slots__ = ("_dev", "_shared", "_tightest", "cpu", "head", "mem", "states", "whole", "wholes")
+    __slots__ = ("_dev", "_later", "_shared", "_tightest", "cpu", "head", "mem", "states", "whole", "wholes")
 
     def __init__(
         self,
@@ -304,10 +322,14 @@ class Floor:
         least: tuple[IntArray, IntArray, IntArray, IntArray] | None = None,
         *,
         is_freer_later: bool = False,
+        later: Rows | None = None,
     ) -> None:
         first = states[0]
+        self._later = later
         self.states = states
-        self._dev: IntArray | None = first.dev if len(states) == 1 or is_freer_later else None
+        self._dev: IntArray | None = None
+        if len(states) == 1 or (is_freer_later and (later is None or not len(later[3]))):
+            self._dev = first.dev
         self._tightest: IntArray | None = None
         self._shared: IntArray | None = None
         is_held = holds is not None and any(hold is not None for hold in holds)
@@ -333,7 +355,12 @@ class Floor:
     def dev(self) -> IntArray:
         """(d,) least free millionths of each device; only fractions need it."""
         if self._dev is None:
-            self._dev = np.minimum.reduce([s.dev for s in self.states])
+            if self._later is None:
+                self._dev = np.minimum.reduce([s.dev for s in self.states])
+            else:
+                order, rows, _, devices = self._later
+                self._dev = self.states[0].dev.copy()
+                lower_at(self._dev, rows, order, devices)
         return self._dev
 
     def tightest(self, frame: Frame) -> IntArray:
@@ -352,6 +379,8 @@ class Floor:
         return self._shared
 
     def _shareable(self, frame: Frame) -> IntArray:
+        if self._later is not None and self.wholes is None:
+            return shareable(self.dev, self.whole, frame.offset, *self._later[:3])
         shared = np.where(self.dev < FULL, self.dev, 0)
         if not shared.any():
             return shared
