@@ -154,6 +154,15 @@ class Frame:
         return len(self.limited) > 0
 
     @cached_property
+    def above_all(self) -> list[IntArray]:
+        """By kind: the limited domains under which all its nodes lie."""
+        found = []
+        for nodes in self.nodes_of:
+            n_under = np.bincount(self.paths[nodes].ravel(), minlength=len(self.limited) + 1)[:-1]
+            found.append(np.flatnonzero(n_under == len(nodes)))
+        return found
+
+    @cached_property
     def speeds(self) -> tuple[tuple[float, ...], ...]:
         """Distinct node speeds of each kind, fastest first."""
         return tuple(tuple(sorted(set(self.speed[mask].tolist()), reverse=True)) for mask in self.kind_mask)

@@ -196,11 +196,7 @@ def fraction_room(
     for node in nodes:
         if not may_use[node]:
             continue
-        r = max(0, whole[node]) * each
-        for device in range(offset[node], offset[node + 1]):
-            if shared[device] < FULL:
-                r += shared[device] // steps
-        r = min(r, most)
+        r = most
         if cpu_each > 0:
             r = min(r, cpu[node] // cpu_each)
         if mem_each > 0:
@@ -208,6 +204,15 @@ def fraction_room(
         if draw > 0 and r > 0:
             for column in range(paths.shape[1]):
                 r = min(r, head[paths[node, column]] // draw)
+        if r <= 0:
+            continue
+        fits = max(0, whole[node]) * each
+        device, end = offset[node], offset[node + 1]
+        while fits < r and device < end:
+            if shared[device] < FULL:
+                fits += shared[device] // steps
+            device += 1
+        r = min(r, fits)
         if r > 0:
             room[node] = r
             total += r

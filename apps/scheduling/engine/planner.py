@@ -6,7 +6,9 @@ promised the earliest start their declared limits allow, and whatever comes behi
 those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for more).
 """
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -60,13 +62,27 @@ from apps.scheduling.engine.sizes import (
     sizes_of,
 )
 from apps.scheduling.engine.state import State, charge_of
+from apps.scheduling.engine.units import BIG
 
 _EMPTY = Rules(quota=False, reservation=False, staging=False, priority=True, resources=False)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what starts now, what is promised, and say why the rest waits."""
-    return Pass(snapshot, policy).run()
+    with without_collection():
+        return Pass(snapshot, policy).run()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No search for garbage in cycles meanwhile: in a heap of a hundred thousand jobs each takes as long as a plan."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 Blocked = tuple[int, Gang, int]  # rank, gang, class of jobs
@@ -123,6 +139,11 @@ class Pass:
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._classes: dict[tuple[object, ...], int] = {}
         self._waiting: list[float] = []  # by class of jobs: those of a longer limit cannot start in this pass
+        # What sums tell of the state now, by kind, as of a version of it; and what shapes need.
+        self._sums_version = NONE
+        self._most_uw: dict[int, int] = {}
+        self._largest_free: dict[int, int] = {}
+        self._needs: dict[tuple[int, int], tuple[int, int]] = {}
         self._within: dict[int, tuple[int, bool]] = {}  # by class: whether its team is within quota, as of then
         self._families: dict[tuple[object, ...], int] = {}  # shapes that differ in their replicas alone
         self._family: dict[int, int] = {}  # by shape
@@ -575,6 +596,8 @@ class Pass:
                 states = calendar.without_promises(until_s)
             if not self._quota_allows(gang, kind, first, until_s, states):
                 return None
+        if first is calendar.now and self._cannot_hold(gang.shape, kind, rules):
+            return None
         may_use = healthy = self.may_use(gang, unhealthy=rules.unhealthy)
         if within is not None:
             may_use = may_use & within
@@ -619,6 +642,35 @@ class Pass:
             if found is not None:
                 return found
         return None
+
+    def _cannot_hold(self, shape: Shape, kind: int, rules: Rules) -> bool:
+        """Whether a look at sums alone shows that there is no place for this shape now, whatever else holds."""
+        if self._sums_version != self.calendar.version:
+            self._sums_version = self.calendar.version
+            self._most_uw.clear()
+            self._largest_free.clear()
+            return False  # what changes with every start is not summed up each time
+        if not holds_devices(shape):
+            return False
+        needs = self._needs.get((id(shape), kind))
+        if needs is None:
+            frame = self.frame
+            needs = self._needs[id(shape), kind] = (
+                sum(frame.draw(a.devices, a.share_steps, kind, a.peak_w) * a.n_replicas for a in shape.asks),
+                max(a.devices for a in shape.asks),
+            )
+        need_uw, devices = needs
+        now = self.calendar.now
+        if rules.power and need_uw:
+            if kind not in self._most_uw:
+                self._most_uw[kind] = int(now.head[self.frame.above_all[kind]].min(initial=BIG))
+            if need_uw > self._most_uw[kind]:
+                return True
+        if rules.resources and devices:
+            if kind not in self._largest_free:
+                self._largest_free[kind] = int(now.whole[self.frame.nodes_of[kind]].max(initial=0))
+            return devices > self._largest_free[kind]
+        return False
 
     def _within_one_cluster(self, gang: Gang, may_use: BoolArray) -> Iterator[BoolArray]:
         """The nodes it may use, a cluster at a time: one backend carries a gang, no gang lies in two."""

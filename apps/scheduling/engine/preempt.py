@@ -98,6 +98,8 @@ class Preemptor:
         self._items: list[Item] | None = None
         self._columns = _Columns.of((), 0)
         self._levels: dict[int, IntArray] = {}  # by team that asks
+        self._asked_version = NONE
+        self._asked: dict[tuple[int, ...], list[Item]] = {}  # whom one may ask, as of then
         self._dropped: list[tuple[Running, Held]] = []
         self._shielded: dict[int, float] = {}  # by priority: when the first of them may be asked
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
@@ -251,12 +253,21 @@ class Preemptor:
             self.walk.boundary_s = self.walk.now_s
             reclaims = False
         items, columns = self._all_items(), self._columns
+        version = self.walk.calendar.version
+        if self._asked_version != version:
+            self._asked_version = version
+            self._asked.clear()
+        key = (gang.priority, gang.team, kind) if reclaims else (gang.priority,)
+        known = self._asked.get(key)
+        if known is not None:
+            return known
         asked = columns.priority < gang.priority
         asked |= columns.is_surplus & (columns.priority == gang.priority)
         if reclaims:
             steps = columns.steps[:, kind]
             asked |= (steps > 0) & (steps <= self._lent(gang.team, kind)[columns.team])
-        return [items[place] for place in np.flatnonzero(asked).tolist()]
+        known = self._asked[key] = [items[place] for place in np.flatnonzero(asked).tolist()]
+        return known
 
     def _lent(self, asks: int, kind: int) -> IntArray:
         """(t + 1,) what each team has borrowed at every level under what it shares with the team that asks, millionths.
