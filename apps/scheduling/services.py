@@ -21,6 +21,7 @@ from apps.power.models import PowerReading
 from apps.scheduling import admission, apply, dump_store, losses, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
+from apps.scheduling.engine.planner import without_collection
 from apps.scheduling.models import FacilityChange, Forecast, Pass, UtilizationSample
 from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
 from apps.teams.models import Team, User
@@ -51,7 +52,8 @@ def run_pass(*, at: datetime) -> Pass | None:
         with session_lock(_LOCK) as is_ours:
             if not is_ours or not _is_due(now):
                 return last
-            last = _one_pass(now)
+            with without_collection():
+                last = _one_pass(now)
         now = at + timedelta(seconds=clock.monotonic_s() - began_s)
     return last
 

@@ -243,7 +243,9 @@ class Calendar:
         if self.bookings:
             for held in self.held.values():
                 if held.bookings:
-                    held.bookings = self._coming.bookings[held.position] = self._met_by(held.charge, held.bookings)
+                    held.bookings = self._coming.bookings[held.position] = self._met_by(
+                        held.charge, held.bookings
+                    )
 
     # -- bookings ---------------------------------------------------------------------------------------------------
 

@@ -181,6 +181,8 @@ class Explainer:
             return False
         rules, placing_rules = _rules_without(without)
         for kind in walk.kinds(gang.shape):
+            if walk.cannot_hold(gang.shape, kind, rules):
+                continue
             window = self._window(gang, kind)
             if rules.quota and not walk.within_quota(gang, (window,), kind):
                 continue

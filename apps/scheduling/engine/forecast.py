@@ -229,7 +229,9 @@ def _spread_out(
         profile.work_left(capacity) for profile, capacity in zip(laid.profiles, laid.capacity, strict=True)
     ]
     shapes: dict[int, int] = {}
-    rows: list[IntArray] = []  # by shape: what it holds of each type that it accepts and that could hold it; else 0
+    rows: list[
+        IntArray
+    ] = []  # by shape: what it holds of each type that it accepts and that could hold it; else 0
     of: list[int] = []
     for gang in rest:
         shape = shapes.get(id(gang.shape))
@@ -249,7 +251,9 @@ def _spread_out(
     least_s = np.minimum(np.minimum(predicted_s, limit_s), work_s)
     lasts_s = np.where(np.isinf(least_s), _UNKNOWN_S, np.maximum(1.0, least_s))
     table = np.array(rows, dtype=np.int64)
-    waits_s = spread_work(np.array(ahead), np.array(laid.capacity, dtype=np.float64), table, np.array(of), lasts_s)
+    waits_s = spread_work(
+        np.array(ahead), np.array(laid.capacity, dtype=np.float64), table, np.array(of), lasts_s
+    )
     for gang, wait_s in zip(rest, waits_s.tolist(), strict=True):
         if wait_s >= 0:
             told[gang.id] = laid.now_s + wait_s

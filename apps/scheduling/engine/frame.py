@@ -71,7 +71,9 @@ class Frame:
             self.level[name] = dense.astype(np.int64)
             self.n_level[name] = int(dense.max(initial=-1)) + 1
         self.nodes: IntArray = np.arange(self.n_nodes)
-        self.nodes_of: list[IntArray] = [np.flatnonzero(facility.kind == k) for k in range(len(facility.kinds))]
+        self.nodes_of: list[IntArray] = [
+            np.flatnonzero(facility.kind == k) for k in range(len(facility.kinds))
+        ]
         self.kind_mask = [facility.kind == k for k in range(len(facility.kinds))]
         self._build_limits()
 

@@ -242,7 +242,12 @@ def keep_emptied(
 
 @_compile
 def shareable(
-    dev: IntArray, least: IntArray, offset: IntArray, order: IntArray, rows_dev: IntArray, rows_whole: IntArray
+    dev: IntArray,
+    least: IntArray,
+    offset: IntArray,
+    order: IntArray,
+    rows_dev: IntArray,
+    rows_whole: IntArray,
 ) -> IntArray:
     """(d,) what of each shared device may be shared on through a window; see `keep_emptied`.
 
@@ -297,9 +302,16 @@ def most_under_limits(
 
 @_compile
 def best_single(
-    nodes: IntArray, room: IntArray, spare: IntArray, n: int, leaf: IntArray, spine: IntArray, n_leaves: int, n_spines: int
+    nodes: IntArray,
+    room: IntArray,
+    spare: IntArray,
+    n: int,
+    leaf: IntArray,
+    spine: IntArray,
+    n_leaves: int,
+    n_spines: int,
 ) -> int:
-    """Of these nodes the one that takes all n and is left with the least, in the leaf and spine left with the least; -1 if none."""
+    """Of these nodes the one that takes all n and is left with the least, there, in its leaf and its spine; -1: none."""
     any_fits = False
     for node in nodes:
         if room[node] >= n:

@@ -211,7 +211,10 @@ def _place_group(
             return None
         if draw:
             one_tree = frame.n_limit_trees == 1
-            if one_tree and most_under_limits(frame.nodes_of[kind], room, left.head, frame.paths, draw, n) < n:
+            if (
+                one_tree
+                and most_under_limits(frame.nodes_of[kind], room, left.head, frame.paths, draw, n) < n
+            ):
                 return None
             draws = _draws(frame, ask)
     else:
@@ -271,7 +274,9 @@ def _choose(
     elif terms.packing:
         # Best fit: the node left with the least, in the leaf and the spine left with the least.
         leaf, spine = frame.level["leaf"], frame.level["spine"]
-        best = best_single(nodes_of, room, spare, n, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"])
+        best = best_single(
+            nodes_of, room, spare, n, leaf, spine, frame.n_level["leaf"], frame.n_level["spine"]
+        )
         if best >= 0:
             return [(best, n)], "node"
     else:

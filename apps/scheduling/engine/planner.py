@@ -144,7 +144,9 @@ class Pass:
         self._most_uw: dict[int, int] = {}
         self._largest_free: dict[int, int] = {}
         self._needs: dict[tuple[int, int], tuple[int, int]] = {}
-        self._within: dict[int, tuple[int, bool]] = {}  # by class: whether its team is within quota, as of then
+        self._within: dict[
+            int, tuple[int, bool]
+        ] = {}  # by class: whether its team is within quota, as of then
         self._families: dict[tuple[object, ...], int] = {}  # shapes that differ in their replicas alone
         self._family: dict[int, int] = {}  # by shape
         self._kinds: dict[int, tuple[int, ...]] = {}
@@ -596,7 +598,7 @@ class Pass:
                 states = calendar.without_promises(until_s)
             if not self._quota_allows(gang, kind, first, until_s, states):
                 return None
-        if first is calendar.now and self._cannot_hold(gang.shape, kind, rules):
+        if first is calendar.now and self.cannot_hold(gang.shape, kind, rules):
             return None
         may_use = healthy = self.may_use(gang, unhealthy=rules.unhealthy)
         if within is not None:
@@ -643,7 +645,7 @@ class Pass:
                 return found
         return None
 
-    def _cannot_hold(self, shape: Shape, kind: int, rules: Rules) -> bool:
+    def cannot_hold(self, shape: Shape, kind: int, rules: Rules) -> bool:
         """Whether a look at sums alone shows that there is no place for this shape now, whatever else holds."""
         if self._sums_version != self.calendar.version:
             self._sums_version = self.calendar.version
