@@ -311,7 +311,7 @@ def best_single(
     n_leaves: int,
     n_spines: int,
 ) -> int:
-    """Of these nodes the one that takes all n and is left with the least, there, in its leaf and its spine; -1: none."""
+    """The one of these nodes that takes all n and is left with the least, as its leaf and spine are; -1: none."""
     any_fits = False
     for node in nodes:
         if room[node] >= n:
