@@ -250,6 +250,7 @@ SWITCHYARD_URL = environment.own_url(ALLOWED_HOSTS if "ALLOWED_HOSTS" in os.envi
 
 # Lower rooms reach these by name, because imports go down the stairs only.
 SWITCHYARD_ADMISSION = "apps.scheduling.admission.require_possible"
+SWITCHYARD_LINE = "apps.scheduling.line.ahead_of_jobs"
 SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.jobs.tokens.authenticate"  # noqa: S105  (a function, no secret)
 SWITCHYARD_WRONG_TOKEN_COUNTER = "apps.teams.throttles.note_wrong_token"  # noqa: S105  (a function, no secret)
 SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"

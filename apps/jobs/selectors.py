@@ -4,10 +4,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from django.conf import settings
 from django.db import connection
 from django.db.models import Count, Q, QuerySet, Sum
+from django.utils.module_loading import import_string
 
 from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Allocation, Job, Progress
@@ -143,6 +145,35 @@ def queue_rows(viewer: User, filters: Filters = Filters()) -> QuerySet[Job]:
         # Reasons stay behind when a job leaves the queue; only those of waiting jobs count.
         rows = rows.filter(state=State.QUEUED, is_held=False, reason__code=filters.reason)
     return rows
+
+
+class Ahead(Protocol):
+    """Jobs that go before one that waits, each counted by the first thing that puts it first."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def of_higher_priority(self) -> int: ...
+    @property
+    def overdue(self) -> int: ...
+    @property
+    def below_share(self) -> int: ...
+    @property
+    def shorter(self) -> int: ...
+    @property
+    def earlier(self) -> int: ...
+    @property
+    def sentence(self) -> str: ...
+
+
+def ahead_of(rows: Collection[Job]) -> dict[int, Ahead]:
+    """Who goes before each of these jobs, by its id, of those that wait and are ready, as of the last pass.
+
+    The planner's own answer (`settings.SWITCHYARD_LINE`). It is counts alone, so everyone who sees the job may know.
+    """
+    waiting = [job.pk for job in rows if job.state == State.QUEUED and not job.is_held]
+    found: dict[int, Ahead] = import_string(settings.SWITCHYARD_LINE)(waiting) if waiting else {}
+    return found
 
 
 def job_counts(viewer: User) -> dict[str, int]:

@@ -57,6 +57,11 @@ def require_possible(requests: Sequence[JobRequest], shapes: Sequence[str] | Non
         raise Infeasible(faults, proof=facts)
 
 
+def names() -> Names:
+    """What the names in requests stand for in the facility as built; the same object for as long as it is so."""
+    return _facility(clock.now()).names
+
+
 def forget() -> None:
     """Read the facility again next time."""
     global _known

@@ -123,6 +123,29 @@ class TeamUse(models.Model):
         ]
 
 
+class LineBasis(models.Model):
+    """By what the last pass put the queue in order; one row."""
+
+    pass_id = models.BigIntegerField()
+    at = models.DateTimeField(help_text="Who could start then, and how long each had waited.")
+    order = models.CharField(max_length=20, help_text="As the policy's.")
+    ageing_s = models.FloatField(null=True, blank=True, help_text="Empty: nobody ages.")
+    starving_s = models.FloatField(null=True, blank=True, help_text="Empty: nobody waits too long.")
+    team_places = models.JSONField(
+        default=dict, help_text="By id of the team its place among all by fair share; lower goes first."
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(id=1), name="one_line_basis"),
+            models.CheckConstraint(
+                condition=(Q(ageing_s=None) | Q(ageing_s__gt=0))
+                & (Q(starving_s=None) | Q(starving_s__gte=0)),
+                name="line_basis_is_sane",
+            ),
+        ]
+
+
 class UtilizationSample(models.Model):
     """Devices of one type by what they did, at one instant."""
 

@@ -18,7 +18,7 @@ from apps.jobs import policies
 from apps.jobs.errors import Fault, Refused
 from apps.jobs.spec import JobRequest
 from apps.power.models import PowerReading
-from apps.scheduling import admission, apply, dump_store, losses, selectors
+from apps.scheduling import admission, apply, dump_store, line, losses, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
 from apps.scheduling.engine.planner import without_collection
@@ -99,6 +99,7 @@ def _one_pass(at: datetime) -> Pass:
     stale = {job_id for job_id, _ in applied.stale}
     with transaction.atomic():
         waits = (*plan.waits, *taken.left_out)
+        line.note_basis(taken, pass_id=this.pk)
         losses.count(taken, waits, [start for start in plan.starts if start.job_id not in stale], at=at)
     watch.lap("losses")
     this.n_started, this.n_dropped = applied.n_started, len(applied.stale)

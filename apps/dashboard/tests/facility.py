@@ -12,7 +12,7 @@ from apps.jobs.models import Job
 from apps.jobs.spec import JobRequest
 from apps.power.models import PowerLimit, PowerReading
 from apps.reservations import services as reservations
-from apps.scheduling.models import Pass, Reason, UtilizationSample
+from apps.scheduling.models import LineBasis, Pass, Reason, UtilizationSample
 from apps.teams import services as teams
 from apps.teams.models import FacilityRole, MemberRole, Team, User
 
@@ -225,6 +225,13 @@ def _records(made: dict[str, Job], at: datetime) -> None:
         n_waiting=2,
         phase_ms={"load": 11.0, "plan": 20.5, "check": 2.0, "commit": 4.5},
         summary={"waiting": {"topology": {"jobs": 1, "devices": 32}}},
+    )
+    LineBasis.objects.create(
+        id=1,
+        pass_id=a_pass.pk,
+        at=a_pass.started_at,
+        order="priority",
+        team_places=dict.fromkeys(map(str, Team.objects.values_list("id", flat=True)), 0),
     )
     sentence = "No leaf has 4 free nodes; L02 has 3."
     for rank, (name, code) in enumerate((("waiting", "topology"), ("unkind", "priority")), 1):

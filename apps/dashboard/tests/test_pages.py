@@ -270,6 +270,20 @@ def test_rows_do_not_cost_queries(facility: Facility) -> None:
     assert len(many) == len(few)
 
 
+def test_a_waiting_job_says_who_goes_first(facility: Facility) -> None:
+    client = signed_in(facility.stranger)
+    sentence = "Behind 1 job: 1 of higher priority."
+
+    assert sentence in client.get("/queue/").content.decode()
+    assert sentence in client.get(f"/jobs/{facility.unkind.pk}/").content.decode()
+    assert (
+        "No job that competes with it goes first."
+        in client.get(f"/jobs/{facility.waiting.pk}/").content.decode()
+    )
+    for job in (facility.held, facility.running, facility.finished):
+        assert 'id="ahead"' not in client.get(f"/jobs/{job.pk}/").content.decode()
+
+
 # Charts ----------------------------------------------------------------------------------------------------------
 
 

@@ -315,6 +315,7 @@ def _body(seen: Seen) -> dict[str, Any]:
     latest: Allocation | None = context["latest"]
     context["events"] = list(_events_of(seen)[:_N_EVENTS])
     context["checks"] = _checks(context["reason"]) if context["is_waiting"] else []
+    context["ahead"] = selectors.ahead_of([seen.job]).get(seen.job.pk)
     if latest is not None and not context["is_waiting"]:
         shares = selectors.node_shares([latest.pk], selectors.group_names(seen.job))[latest.pk]
         context["places"] = shares[:_MOST_PLACES]

@@ -81,6 +81,7 @@ class Row:
     reason: Reason | None
     expected: object
     shows_private: bool
+    ahead: jobs.Ahead | None = None
 
     @property
     def reason_code(self) -> str:
@@ -191,21 +192,21 @@ def _rows(request: HttpRequest, viewer: User, form: FilterForm) -> dict[str, Any
         size=PAGE_SIZE,
         is_wide=True,
     )
-    is_seen = jobs.private_part_seen_by(viewer)
+    is_seen, ahead = jobs.private_part_seen_by(viewer), jobs.ahead_of(found.rows)
     narrowing = ("q", "team", "kind", "size", "priority", "reason", "mine")
     return {
         "tab": tab,
         "found": found,
-        "rows": [_row(job, is_seen(job)) for job in found.rows],
+        "rows": [_row(job, is_seen(job), ahead.get(job.pk)) for job in found.rows],
         "is_filtered": any(form.cleaned_data.get(name) for name in narrowing),
         "use": scheduling.use_now() if not found.rows else (),
         "now": clock.now(),
     }
 
 
-def _row(job: Job, shows_private: bool = False) -> Row:
+def _row(job: Job, shows_private: bool = False, ahead: jobs.Ahead | None = None) -> Row:
     reason: Reason | None = getattr(job, "reason", None)
-    return Row(job, asks_of(job), reason, reason.expected_start_at if reason else None, shows_private)
+    return Row(job, asks_of(job), reason, reason.expected_start_at if reason else None, shows_private, ahead)
 
 
 def _file(viewer: User, form: FilterForm) -> HttpResponse:

@@ -155,6 +155,21 @@ class ReasonOut(Out):
     facts: dict[str, Any]
 
 
+class AheadOut(Out):
+    """Who goes before a job that waits and could start: jobs that want the same accelerator types, each counted by the
+    first thing that puts it first, as of the last pass."""
+
+    n: int
+    of_higher_priority: int
+    overdue: int = Field(
+        description="Waited too long to be passed, where the policy lets the shortest go first."
+    )
+    below_share: int = Field(description="Of a team that is further below its fair share.")
+    shorter: int = Field(description="Probably shorter, where the policy lets the shortest go first.")
+    earlier: int = Field(description="Submitted earlier.")
+    sentence: str
+
+
 class ArrayOut(Out):
     id: int
     index: int
@@ -174,6 +189,9 @@ class JobOut(Out):
     reason: ReasonOut | None
     expected_start: datetime | None
     rank: int | None
+    ahead: AheadOut | None = Field(
+        description="null: it does not wait, is not ready, or no pass has looked at it yet."
+    )
     priority: int
     is_held: bool
     n_devices: float
@@ -314,7 +332,14 @@ class JobEventOut(Out):
     data: dict[str, Any]
 
 
-def job_out(job: Job, at: datetime, *, shows_private: bool, is_new: bool = False) -> dict[str, Any]:
+def job_out(
+    job: Job,
+    at: datetime,
+    *,
+    shows_private: bool,
+    is_new: bool = False,
+    ahead: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """A JobOut. Plain dictionaries: a page has a thousand of these. No pass has looked at a new job.
 
     Free text quotes commands and folders, and people write in it what they like: it is part of what is private.
@@ -340,6 +365,7 @@ def job_out(job: Job, at: datetime, *, shows_private: bool, is_new: bool = False
         "reason": reason,
         "expected_start": found.expected_start_at if found is not None and not job.is_held else None,
         "rank": found.rank if found is not None else None,
+        "ahead": ahead,
         "priority": job.priority,
         "is_held": job.is_held,
         "n_devices": float(job.n_devices),
@@ -356,6 +382,11 @@ def job_out(job: Job, at: datetime, *, shows_private: bool, is_new: bool = False
         "wait_s": selectors.wait_s(job, at),
         "run_s": selectors.run_s(job, at),
     }
+
+
+def ahead_out(ahead: selectors.Ahead | None) -> dict[str, Any] | None:
+    """An AheadOut."""
+    return None if ahead is None else {name: getattr(ahead, name) for name in AheadOut.model_fields}
 
 
 def _array(job: Job) -> dict[str, Any] | None:
@@ -378,6 +409,7 @@ def job_detail_out(
     after: Sequence[int],
     allocation: dict[str, Any] | None,
     is_new: bool = False,
+    ahead: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A JobDetailOut.
 
@@ -389,7 +421,7 @@ def job_detail_out(
         asked |= dict.fromkeys(_FLAT)
     return {
         **asked,
-        **job_out(job, at, shows_private=shows_private, is_new=is_new),
+        **job_out(job, at, shows_private=shows_private, is_new=is_new, ahead=ahead),
         "runtime": job.runtime_s,
         "after": list(after),
         "not_before": job.not_before_at,

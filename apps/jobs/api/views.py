@@ -1,6 +1,6 @@
 """Jobs by REST: submit, list, look at, change, stop, hold, release."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -66,10 +66,14 @@ class JobsView(APIView):
         rows = selectors.queue_rows(person(request), _filters(request))
         at, is_seen = clock.now(), selectors.private_part_seen_by(person(request))
 
-        def render(job: Job) -> dict[str, Any]:
-            return bodies.job_out(job, at, shows_private=is_seen(job))
+        def render_all(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+            ahead = selectors.ahead_of(jobs)
+            return [
+                bodies.job_out(job, at, shows_private=is_seen(job), ahead=bodies.ahead_out(ahead.get(job.pk)))
+                for job in jobs
+            ]
 
-        return Response(page(rows, request, order=order, render=render))
+        return Response(page(rows, request, order=order, render_all=render_all))
 
     @extend_schema(
         summary="Submit a job",
@@ -350,6 +354,7 @@ def _detail(request: Request, job: Job) -> dict[str, Any]:
         private=selectors.private_part_for(person(request), job),
         after=sorted(job.dependencies.values_list("after_id", flat=True)),
         allocation=_allocation(job, selectors.attempts(job).first(), shows_private=shows_private),
+        ahead=bodies.ahead_out(selectors.ahead_of([job]).get(job.pk)),
     )
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from apps.core import clock
 from apps.events.services import record
 from apps.jobs.spec import JobRequest
-from apps.scheduling import admission, apply, services, snapshot
+from apps.scheduling import admission, apply, line, services, snapshot
 from apps.scheduling.bench import hall, work
 from apps.scheduling.bench.figures import Board, Figure
 from apps.scheduling.bench.server import Server, in_a_process_of_its_own
@@ -55,7 +55,7 @@ class Bench:
     def build(self, size: Size, build: Callable[..., None], *arguments: Any) -> str:
         """A fresh database, filled by `build` in a process of its own; its URL."""
         url = self.server.fresh_database()
-        for forget in (snapshot.forget, apply.forget, admission.forget):
+        for forget in (snapshot.forget, apply.forget, admission.forget, line.forget):
             forget()
         in_a_process_of_its_own(build, self, size, *arguments)
         return url

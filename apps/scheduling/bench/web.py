@@ -22,6 +22,7 @@ from django.test import Client, override_settings
 from apps.core import clock
 from apps.jobs import intake
 from apps.jobs.models import Job
+from apps.scheduling import line
 from apps.scheduling.bench import hall, load, work
 from apps.scheduling.bench.planning import Bench, Size, build_queue, steady
 from apps.scheduling.models import Pass
@@ -142,6 +143,7 @@ def pages(bench: Bench, size: Size, at: datetime) -> str:
         client.force_login(hall.looker())
         for name, path in _paths():
             _look(bench, size, name, partial(client.get, path))
+        _look(bench, size, "queue after a pass", partial(_look_anew, client, "/queue/"))
     return url
 
 
@@ -173,6 +175,11 @@ def _paths() -> list[tuple[str, str]]:
         ("API, jobs that wait", "/api/v1/jobs?state=queued&limit=100"),
         ("API, nodes", "/api/v1/nodes?limit=100"),
     ]
+
+
+def _look_anew(client: Client, path: str) -> Any:
+    line.forget()
+    return client.get(path)
 
 
 def _look(bench: Bench, size: Size, name: str, get: Callable[[], Any]) -> None:

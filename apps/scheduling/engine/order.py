@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import floor, inf
 
 import numpy as np
@@ -59,6 +60,19 @@ def share_paths(teams: Sequence[Team], capacity: Sequence[int]) -> list[tuple[fl
     return paths
 
 
+def _capacity(snapshot: Snapshot) -> list[int]:
+    facility = snapshot.facility
+    n_devices = np.bincount(facility.kind, weights=facility.n_devices, minlength=len(facility.kinds))
+    return [round(n) for n in n_devices.tolist()]
+
+
+def team_places(snapshot: Snapshot) -> list[int]:
+    """Each team's place among all by fair share, (t,): lower goes first, and equal shares have equal places."""
+    paths = share_paths(snapshot.teams, _capacity(snapshot))
+    place = {path: number for number, path in enumerate(sorted(set(paths)))}
+    return [place[path] for path in paths]
+
+
 def steps_by_age(waited_s: float, ageing_s: float) -> int:
     """Steps of priority that a job has gained by waiting; none where `ageing_s` is inf or makes no sense."""
     return floor(max(0.0, waited_s) / ageing_s) if 0 < ageing_s < inf else 0
@@ -71,11 +85,7 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
     """
     if policy.order == "submit":
         return sorted(snapshot.queue, key=lambda g: (g.submitted_s, g.deadline_s, g.sequence))
-    facility = snapshot.facility
-    capacity = [0] * len(facility.kinds)
-    for kind, devices in zip(facility.kind.tolist(), facility.n_devices.tolist(), strict=True):
-        capacity[kind] += devices
-    paths = share_paths(snapshot.teams, capacity)
+    paths = share_paths(snapshot.teams, _capacity(snapshot))
     now_s, ageing_s = snapshot.now_s, policy.ageing_s
     ages = 0 < ageing_s < inf
 
@@ -98,11 +108,13 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """The jobs that wait and could start, as columns in any order."""
+    """The jobs that wait and could start, as columns in any order. What the policy's order leaves out is 0."""
 
     id: IntArray  # (q,) unique; of jobs that tie in all else the lower goes first
     priority: IntArray  # (q,) with what was gained by waiting
+    is_overdue: BoolArray  # (q,) with the shortest first: has waited so long that it goes before who has not
     share: IntArray  # (q,) the place of its team's fair share among all: lower is further below its share
+    expected_s: FloatArray  # (q,) with the shortest first: how long it will probably run; 0 for those overdue
     submitted_s: FloatArray  # (q,)
     deadline_s: FloatArray  # (q,) inf: none
     group: IntArray  # (q,) of jobs that accept the same accelerator types
@@ -110,18 +122,48 @@ class Line:
         int, Collection[int]
     ]  # by group: those with which it has a type in common, itself among them
 
+    @cached_property
+    def in_order(self) -> IntArray:
+        """Positions in the columns, (q,): who goes first comes first."""
+        return np.lexsort(
+            (
+                self.id,
+                self.deadline_s,
+                self.submitted_s,
+                self.expected_s,
+                self.share,
+                ~self.is_overdue,
+                -self.priority,
+            )
+        )
+
+    @cached_property
+    def blocks(self) -> tuple[IntArray, ...]:
+        """For each place in the order, (q,), where those begin that are equal to it in priority; also in being overdue;
+        also in share; also in expected run time."""
+        at = np.arange(len(self.id))
+        is_new = np.zeros(len(at), dtype=bool)
+        found = []
+        for column in (self.priority, self.is_overdue, self.share, self.expected_s):
+            values = column[self.in_order]
+            is_new[1:] |= values[1:] != values[:-1]
+            found.append(np.maximum.accumulate(np.where(is_new, at, 0)))
+        return tuple(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
     """Jobs that want the same accelerator types and go before a job, by the first thing that tells them apart."""
 
     of_higher_priority: int = 0
+    overdue: int = 0  # where the shortest goes first: has waited too long to be passed
     below_share: int = 0  # of a team that is further below its fair share
+    shorter: int = 0  # where the shortest goes first
     earlier: int = 0  # submitted earlier
 
     @property
     def n(self) -> int:
-        return self.of_higher_priority + self.below_share + self.earlier
+        return self.of_higher_priority + self.overdue + self.below_share + self.shorter + self.earlier
 
     @property
     def sentence(self) -> str:
@@ -130,7 +172,9 @@ class Ahead:
             return "No job that competes with it goes first."
         parts = (
             (self.of_higher_priority, "of higher priority"),
+            (self.overdue, "that waited too long to be passed"),
             (self.below_share, "of a team further below its share"),
+            (self.shorter, "probably shorter"),
             (self.earlier, "submitted earlier"),
         )
         said = ", ".join(f"{count} {what}" for count, what in parts if count)
@@ -140,29 +184,18 @@ class Ahead:
 def ahead_of(line: Line, ids: Collection[int]) -> dict[int, Ahead]:
     """Who goes before each of these jobs, by its id; a job that is not in the line has no answer.
 
-    Takes a few looks at each column for each job asked for, so ask for those of a page.
+    The line is put in order once; after that it takes a few looks at one column for each group of jobs asked for.
     """
-    positions = np.flatnonzero(np.isin(line.id, list(ids)))
-    competing: dict[int, BoolArray] = {}
+    order = line.in_order
+    places = np.flatnonzero(np.isin(line.id[order], list(ids)))
+    n_before: dict[int, IntArray] = {}  # by group, (q + 1,): competing jobs before each place
     found: dict[int, Ahead] = {}
-    for position in positions.tolist():
+    for place in places.tolist():
+        position = order[place]
         group = int(line.group[position])
-        if group not in competing:
-            competing[group] = np.isin(line.group, list(line.rivals[group]))
-        found[int(line.id[position])] = _ahead(line, position, competing[group])
+        if group not in n_before:
+            competes = np.isin(line.group[order], list(line.rivals[group]))
+            n_before[group] = np.concatenate(([0], np.cumsum(competes)))
+        counts = n_before[group][[0, *(starts[place] for starts in line.blocks), place]]
+        found[int(line.id[position])] = Ahead(*np.diff(counts).tolist())
     return found
-
-
-def _ahead(line: Line, position: int, competes: BoolArray) -> Ahead:
-    priority, share = line.priority[position], line.share[position]
-    higher = competes & (line.priority > priority)
-    equals = np.flatnonzero(competes & (line.priority == priority))
-    shares = line.share[equals]
-    equals, n_below = equals[shares == share], int(np.count_nonzero(shares < share))
-    # What tells the last ones apart counts in this order.
-    n_earlier = 0
-    for column in (line.submitted_s, line.deadline_s, line.id):
-        values, own = column[equals], column[position]
-        n_earlier += int(np.count_nonzero(values < own))
-        equals = equals[values == own]
-    return Ahead(int(np.count_nonzero(higher)), n_below, n_earlier)

@@ -57,13 +57,17 @@ def test_steps_by_age():
     assert steps_by_age(1e9, inf) == 0
 
 
-def line_of(queue, teams, now_s, ageing_s, kinds):
+def line_of(queue, teams, now_s, ageing_s, kinds, *, is_shortest=False):
     paths = share_paths(teams, [8])
     places = {path: place for place, path in enumerate(sorted(set(paths)))}
     return Line(
         id=np.array([one.id for one in queue]),
         priority=np.array([one.priority + steps_by_age(now_s - one.submitted_s, ageing_s) for one in queue]),
+        is_overdue=np.array([is_shortest and now_s - one.submitted_s >= 4.0 for one in queue]),
         share=np.array([places[paths[one.team]] for one in queue]),
+        expected_s=np.array(
+            [one.predicted_s if is_shortest and now_s - one.submitted_s < 4.0 else 0.0 for one in queue]
+        ),
         submitted_s=np.array([one.submitted_s for one in queue]),
         deadline_s=np.array([one.deadline_s for one in queue]),
         group=np.array(kinds),
@@ -79,23 +83,33 @@ def line_of(queue, teams, now_s, ageing_s, kinds):
             st.integers(0, 4),
             st.sampled_from([5.0, inf]),
             st.integers(0, 2),
+            st.sampled_from([3.0, 7.0]),
         ),
         min_size=1,
         max_size=12,
     ),
     st.lists(st.integers(0, 2), min_size=4, max_size=4),
     st.sampled_from([inf, 2.0]),
+    st.sampled_from(["priority", "shortest"]),
 )
-def test_so_many_are_ahead_as_the_planner_looks_at_before(rows, use, ageing_s):
+def test_so_many_are_ahead_as_the_planner_looks_at_before(rows, use, ageing_s, by):
     queue = [
-        gang(number, priority=priority, team=of, submitted_s=float(at), deadline_s=deadline)
-        for number, (priority, of, at, deadline, _) in enumerate(rows, 1)
+        gang(
+            number,
+            priority=priority,
+            team=of,
+            submitted_s=float(at),
+            deadline_s=deadline,
+            predicted_s=predicted_s,
+        )
+        for number, (priority, of, at, deadline, _, predicted_s) in enumerate(rows, 1)
     ]
     # A small tree: two teams of their own, two below the first.
     teams = [Team(i + 1, "", parent=0 if i > 1 else -1, decayed_use_s={0: float(use[i])}) for i in range(4)]
     kinds = [row[4] for row in rows]
-    found = ahead_of(line_of(queue, teams, 6.0, ageing_s, kinds), [one.id for one in queue])
-    order = ids(queue, now_s=6.0, teams=teams, ageing_s=ageing_s)
+    line = line_of(queue, teams, 6.0, ageing_s, kinds, is_shortest=by == "shortest")
+    found = ahead_of(line, [one.id for one in queue])
+    order = ids(queue, now_s=6.0, teams=teams, ageing_s=ageing_s, order=by, starving_s=4.0)
     kind_of = {one.id: kind for one, kind in zip(queue, kinds, strict=True)}
     compete = {(0, 0), (1, 1), (2, 2), (0, 2), (2, 0), (1, 2), (2, 1)}
 
@@ -117,11 +131,16 @@ def test_each_that_is_ahead_counts_by_the_first_thing_that_tells_it_apart():
     ]
     line = line_of(queue, teams, 10.0, inf, [0, 0, 0, 0, 0, 0, 1])
 
-    assert ahead_of(line, [1, 7, 99]) == {1: Ahead(2, 1, 1), 7: Ahead()}
+    assert ahead_of(line, [1, 7, 99]) == {
+        1: Ahead(of_higher_priority=2, below_share=1, earlier=1),
+        7: Ahead(),
+    }
 
 
 def test_words():
     said = "Behind 4 jobs: 2 of higher priority, 1 of a team further below its share, 1 submitted earlier."
-    assert Ahead(2, 1, 1).sentence == said
+    assert Ahead(of_higher_priority=2, below_share=1, earlier=1).sentence == said
+    said = "Behind 3 jobs: 1 that waited too long to be passed, 2 probably shorter."
+    assert Ahead(overdue=1, shorter=2).sentence == said
     assert Ahead(earlier=1).sentence == "Behind 1 job: 1 submitted earlier."
     assert Ahead().sentence == "No job that competes with it goes first."
