@@ -77,6 +77,7 @@ REASONS: Final[dict[str, ReasonWord]] = {
         "place", "cpu", "Free devices", "You: accept another type. Else it clears with time."
     ),
     "unhealthy": ReasonWord("place", "heartbeat", "Healthy devices", "An operator."),
+    "member_limit": ReasonWord("quota", "user", "Member's limit", "Your team lead."),
     "quota": ReasonWord("quota", "users-group", "Quota", "Your team lead."),
     "power": ReasonWord("power", "bolt", "Power", "It clears with time. An operator can raise the limit."),
     "priority": ReasonWord(

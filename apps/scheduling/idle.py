@@ -19,6 +19,7 @@ HELD_BUCKETS: Final = BUCKETS[: BUCKETS.index("power")]
 
 _OF_CODE: Final[Mapping[str, str]] = {
     "quota": "quota",
+    "member_limit": "quota",
     "power": "power",
     "reservation": "reserved",
     "priority": "held",

@@ -350,6 +350,7 @@ _ORDER: Final = (
     "not_before",
     "dependency",
     "staging",
+    "member_limit",
     "quota",
     "unhealthy",
     "resources",

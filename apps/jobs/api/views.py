@@ -29,8 +29,8 @@ from apps.teams import throttles
 from apps.teams.policies import person
 
 _REASONS = (
-    "held", "dependency", "not_before", "quota", "resources", "topology", "power", "reservation", "staging",
-    "priority", "unhealthy",
+    "held", "dependency", "not_before", "member_limit", "quota", "resources", "topology", "power", "reservation",
+    "staging", "priority", "unhealthy",
 )  # fmt: skip
 _FILTERS = ("state", "team", "user", "name_prefix", "reason", "cluster", "array")
 _KEY = OpenApiParameter(

@@ -175,18 +175,20 @@ class Held:
     position: int  # of its charge in what comes; NONE: it is tried, and not there
 
 
-_Charged = tuple[Placing, Shape, int, Charge]
+_Charged = tuple[Placing, Shape, tuple[int, bool], Charge]
 _CHARGED: WeakKeyDictionary[Frame, dict[int, _Charged]] = WeakKeyDictionary()
 
 
-def _charges_of(frame: Frame, running: Sequence[Running]) -> list[Charge]:
+def _charges_of(frame: Frame, tree: QuotaTree, running: Sequence[Running]) -> list[Charge]:
     """What each running job holds. Most hold what they held in the last pass, and that is not counted again."""
     before, now = _CHARGED.get(frame, {}), dict[int, _Charged]()
     for one in running:
         gang, placing = one.gang, one.placing
+        account = tree.account(gang)
+        counts_at = account, tree.limits_jobs(account)
         known = before.get(gang.id)
-        if known is None or known[0] is not placing or known[1] is not gang.shape or known[2] != gang.team:
-            known = (placing, gang.shape, gang.team, charge_of(frame, gang, placing))
+        if known is None or known[0] is not placing or known[1] is not gang.shape or known[2] != counts_at:
+            known = (placing, gang.shape, counts_at, charge_of(frame, tree, gang, placing))
         now[gang.id] = known
     _CHARGED[frame] = now
     return [now[one.gang.id][-1] for one in running]
@@ -222,7 +224,7 @@ class Calendar:
         self._views: dict[tuple[object, ...], View] = {}
         self._left: dict[tuple[int, int, int], int] = {}
         self._windows: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-        charges = _charges_of(frame, snapshot.running)
+        charges = _charges_of(frame, tree, snapshot.running)
         for running, charge in zip(snapshot.running, charges, strict=True):
             allowed = self.allowed(running.gang)
             end_s = running.ends_s if running.ends_s > self.now_s else self.now_s + OVERDUE_S
@@ -391,7 +393,7 @@ class Calendar:
 
     def quota_left_in(self, first: State, until_s: float, team: int, kind: int) -> int:
         """Millionths of a device the team may take of this kind through the window that begins with this state."""
-        if team == NONE or not self.tree.teams or not self.tree.limited[kind]:
+        if team == NONE or not self.tree.counted[kind]:
             return BIG
         low, high = self._range(first.at_s, until_s)
         rest = self._pool.quota_left_between(low + 1, high + 1, team, kind)
@@ -466,12 +468,17 @@ class Calendar:
 
     def quota_left_now(self, team: int, kind: int, n: int) -> int:
         """Millionths of a device the team may take of this kind, now and at the first n - 1 pinches."""
-        if team == NONE or not self.tree.teams or not self.tree.limited[kind]:
+        if team == NONE or not self.tree.counted[kind]:
             return BIG
         known = self._left.get((team, kind, n))
         if known is None:
             known = self._left[team, kind, n] = self._pool.quota_left(n, team, kind)
         return known
+
+    def member_left_now(self, account: int, column: int, n: int) -> int:
+        """Millionths that the limits of a member leave in a column, now and at the first n - 1 pinches; BIG: all."""
+        most = int(self.tree.borrow[account, column])
+        return BIG if most >= BIG else most - self._pool.most_used(n, account, column)
 
     def without_promises(self, until_s: float) -> list[State]:
         """Now, and the start of every booking before until_s, as if nothing had been promised."""
@@ -671,8 +678,12 @@ class Calendar:
             values = (ask.devices, ask.share_steps or FULL, cpu, mem, draw, ask.n_replicas)
             if ask.required is not None:
                 level, n_level = self.frame.level[ask.required], self.frame.n_level[ask.required]
-        limited = gang.team != NONE and bool(self.tree.teams) and bool(self.tree.limited[kind])
+        tree, account = self.tree, self.tree.account(gang)
+        limited = account != NONE and bool(tree.counted[kind])
         steps = sum((a.devices * FULL if a.devices else a.share_steps) * a.n_replicas for a in asks)
+        quota = (account if limited and steps else -1, kind, steps)
+        if tree.limits_jobs(account) and self.quota_left_now(account, tree.jobs, 1) < FULL:
+            quota = (account, tree.jobs, FULL)  # it waits for that first; whoever looks closer asks for both
         return Search(
             state=self.now.copy(self.now_s),
             marks=np.array(times, dtype=np.float64),
@@ -682,7 +693,7 @@ class Calendar:
             n_level=n_level,
             kind=kind,
             ask=values,
-            quota=(gang.team if limited and steps else -1, kind, steps),
+            quota=quota,
             duration_s=duration_s,
         )
 

@@ -41,6 +41,8 @@ class _Checker:
         self.facility: Facility = snapshot.facility
         self.gangs: dict[int, Gang] = {gang.id: gang for gang in snapshot.queue}
         self.running: dict[int, Running] = {r.gang.id: r for r in snapshot.running}
+        members = snapshot.members if snapshot.quota_is_checked else ()
+        self.limits_of = {(member.team, member.user): member for member in members}
         self._above: dict[int, tuple[int, ...]] = {}
         evicted = {evict.job_id for evict in plan.evictions}
         resized = {resize.job_id: resize for resize in plan.resizes}
@@ -76,6 +78,7 @@ class _Checker:
         yield from self._devices(placed)
         yield from self._power(placed)
         yield from self._quota(placed)
+        yield from self._members(placed)
         yield from self._arrays(placed)
         yield from self._promises()
 
@@ -241,6 +244,7 @@ class _Checker:
                 any(self._devices(placed))
                 or any(self._power(placed, is_close=True))
                 or any(self._quota(placed))
+                or any(self._members(placed))
                 or any(self._promises(is_close=True))
             )
         finally:
@@ -493,6 +497,52 @@ class _Checker:
                 yield Fault("quota", gang.id, f"{name} would borrow more than {borrow}")
             at = parent
 
+    def _members(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
+        """Nobody holds more than a member may because of this plan; what somebody held before is not its fault."""
+        limits = self.limits_of
+        touched = {(gang.team, gang.user) for gang, _ in placed} & limits.keys()
+        if not touched:
+            return
+        held: Counter[tuple[tuple[int, int], int]] = Counter()
+        n_jobs: Counter[tuple[int, int]] = Counter()
+        for gang, placing in self._all(placed):
+            who = gang.team, gang.user
+            if who in touched:
+                n_jobs[who] += 1
+                for kind, steps in self._steps_by_kind(gang, placing).items():
+                    held[who, kind] += steps
+        for gang, placing in placed:
+            who = gang.team, gang.user
+            if who not in limits:
+                continue
+            most = limits[who]
+            was = (
+                self._steps_by_kind(gang, self.running[gang.id].placing)
+                if gang.id in self.running
+                else Counter()
+            )
+            for kind, steps in self._steps_by_kind(gang, placing).items():
+                name, devices = self.facility.kinds[kind].name, most.devices.get(kind)
+                if devices is not None and steps > was[kind] and held[who, kind] > devices * SHARE_STEPS:
+                    yield Fault("member_limit", gang.id, f"{most.name} would hold more than {devices} {name}")
+            if (
+                gang.id not in self.running
+                and most.running_jobs is not None
+                and n_jobs[who] > most.running_jobs
+            ):
+                yield Fault(
+                    "member_limit", gang.id, f"{most.name} would run more than {most.running_jobs} jobs"
+                )
+
+    def _steps_by_kind(self, gang: Gang, placing: Placing) -> Counter[int]:
+        """Millionths of devices of each kind; those that have no name yet too."""
+        held: Counter[int] = Counter()
+        for share in placing:
+            ask = gang.shape.asks[share.group]
+            if steps := ask.devices * SHARE_STEPS or ask.share_steps:
+                held[int(self.facility.kind[share.node])] += steps * share.n_replicas
+        return held
+
     def _arrays(self, placed: list[tuple[Gang, Placing]]) -> Iterator[Fault]:
         counts = Counter(gang.array for gang, _ in self._all(placed) if gang.array != NONE)
         for gang, _ in placed:
@@ -582,12 +632,18 @@ class _Book:
         self.cpus: dict[int, float] = defaultdict(float)
         self.memory: dict[int, float] = defaultdict(float)
         self.watts: dict[int, float] = defaultdict(float)
+        self.held: Counter[tuple[int, int, int]] = Counter()  # by team, user and kind, of limited members
+        self.n_jobs: Counter[tuple[int, int]] = Counter()
         self.limits = checker._limits()
         self.idle = checker._idle_load() if self.limits else {}
         for gang, placing in active:
             self.add(gang, placing, 1)
 
     def add(self, gang: Gang, placing: Placing, sign: int) -> None:
+        if (gang.team, gang.user) in self.checker.limits_of:
+            self.n_jobs[gang.team, gang.user] += sign
+            for kind, steps in self.checker._steps_by_kind(gang, placing).items():
+                self.held[gang.team, gang.user, kind] += sign * steps
         for share in placing:
             ask = gang.shape.asks[share.group]
             self.devices[share.node] += (
@@ -616,6 +672,18 @@ class _Book:
 
     def overdrawn(self, gang: Gang, placing: Placing, *, is_close: bool = False) -> Iterator[Fault]:
         facility = self.checker.facility
+        member = self.checker.limits_of.get((gang.team, gang.user)) if is_close else None
+        if member is not None:
+            # A limit that was lowered since is no fault of the promise; but it is a reason why a victim stays gone.
+            over = any(
+                self.held[gang.team, gang.user, kind] > devices * SHARE_STEPS
+                for kind, devices in member.devices.items()
+            )
+            if over or (
+                member.running_jobs is not None and self.n_jobs[gang.team, gang.user] > member.running_jobs
+            ):
+                yield Fault("protection", gang.id, f"{member.name} would be over the limits of a member")
+                return
         for share in placing:
             node = share.node
             if (

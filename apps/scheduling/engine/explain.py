@@ -25,7 +25,8 @@ _NOTHING = ("",)  # no rule binds: it waits by choice, for a kind that ends it e
 
 # In the order in which they are named when several bind.
 RULES = (
-    "quota", "topology", "spread", "power", "reservation", "staging", "priority", "unhealthy", "resources"
+    "member_limit", "quota", "topology", "spread", "power", "reservation", "staging", "priority", "unhealthy",
+    "resources",
 )  # fmt: skip
 
 
@@ -68,9 +69,9 @@ def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
 
 @cache
 def _rules_without(left_out: frozenset[str]) -> tuple[Rules, Rules]:
-    """The rules that are left; and the same without quota, which is looked at on its own."""
+    """The rules that are left; and the same without those of quota, which are looked at on their own."""
     rules: Rules = replace(ALL, **dict.fromkeys(left_out, False))
-    return rules, replace(rules, quota=False)
+    return rules, replace(rules, quota=False, member_limit=False)
 
 
 class Explainer:
@@ -84,7 +85,7 @@ class Explainer:
         self._also: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._masks: dict[tuple[tuple[int, ...], int], BoolArray] = {}
         self._above: dict[int, IntArray] = {}
-        self._binding: dict[tuple[int, bool, bool], tuple[str, ...]] = {}
+        self._binding: dict[tuple[int, bool, bool, bool], tuple[str, ...]] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
 
     def why_all(self, blocked: Sequence["Blocked"], expected_s: Mapping[int, float]) -> Iterator[Wait]:
@@ -134,12 +135,14 @@ class Explainer:
             windows = (self._window(gang, kinds[0]),) * len(kinds) if kinds else ()
         else:
             windows = tuple(self._window(gang, kind) for kind in kinds)
-        at_quota = not walk.within_quota(gang, windows)
-        # Jobs of one shape that see the same promises and bookings fare alike; the team matters only at its quota.
+        at_quota = not all(
+            walk.within_quota(gang, (window,), kind) for kind, window in zip(kinds, windows, strict=True)
+        )
+        # Jobs of one shape that see the same promises and bookings fare alike; whose they are matters only at a quota.
         key = (
             id(gang.shape),
             windows,
-            gang.team if at_quota else NONE,
+            walk.tree.account(gang) if at_quota else NONE,
             at_quota,
             gang.datasets,
             walk.strictly_behind is gang,
@@ -162,8 +165,9 @@ class Explainer:
             expected_s = wait.expected_start_s
         blocked_by = wait.blocked_by
         if gang.shape.reservation == NONE:
-            gang = self.walk.least(gang)
-            key = (id(gang.shape), gang.limit_s, gang.work_s, gang.team, gang.datasets)
+            walk = self.walk
+            gang = walk.least(gang)
+            key = (id(gang.shape), gang.limit_s, gang.work_s, walk.tree.account(gang), gang.datasets)
             also = self._also.get(key)
             if also is None:
                 found, _ = self._blocked_by(gang)
@@ -184,7 +188,7 @@ class Explainer:
             if walk.cannot_hold(gang.shape, kind, rules):
                 continue
             window = self._window(gang, kind)
-            if rules.quota and not walk.within_quota(gang, (window,), kind):
+            if not self._may_take(gang, kind, window, rules):
                 continue
             # What lasts longer meets more promises: what fits does so for less, what does not will not for more.
             n_pinches, met = window
@@ -202,9 +206,24 @@ class Explainer:
                 return True
         return False
 
+    def _may_take(self, gang: Gang, kind: int, window: Window, rules: Rules) -> bool:
+        """Whether its team may, and its member: each as if the other were not asked."""
+        walk, n = self.walk, window[0]
+        tree, calendar, steps = walk.tree, walk.calendar, walk.steps(gang.shape)
+        if rules.quota and steps and calendar.quota_left_now(gang.team, kind, n) < steps:
+            return False
+        account = tree.account(gang)
+        if not rules.member_limit or tree.member_of(account) is None:
+            return True
+        return (
+            calendar.member_left_now(account, kind, n) >= steps
+            and calendar.member_left_now(account, tree.jobs, n) >= FULL
+        )
+
     def _blocked_by(self, gang: Gang) -> tuple[tuple[str, ...], bool]:
         """The rules that bind; and whether they do so only together."""
-        key = (id(gang.shape), gang.team != NONE, bool(gang.datasets))
+        is_limited = self.walk.tree.member_of(self.walk.tree.account(gang)) is not None
+        key = (id(gang.shape), gang.team != NONE, is_limited, bool(gang.datasets))
         binding = self._binding.get(key)
         if binding is None:
             binding = self._binding[key] = tuple(rule for rule in RULES if self._may_bind(gang, rule))
@@ -223,6 +242,8 @@ class Explainer:
 
     def _may_bind(self, gang: Gang, rule: str) -> bool:
         walk = self.walk
+        if rule == "member_limit":
+            return walk.tree.member_of(walk.tree.account(gang)) is not None
         if rule == "quota":
             return bool(walk.tree.teams) and gang.team != NONE
         if rule == "topology":
@@ -248,7 +269,7 @@ class Explainer:
         if code in ("priority", "reservation"):  # each job's own
             said = getattr(self, f"_say_{code}")(gang)
             return said
-        key = (code, id(gang.shape), gang.team, gang.datasets)
+        key = (code, id(gang.shape), self.walk.tree.account(gang), gang.datasets)
         if key not in self._words_of:
             self._words_of[key] = getattr(self, f"_say_{code}")(gang)
         sentence, facts = self._words_of[key]
@@ -306,6 +327,33 @@ class Explainer:
             f"{facts['left']} left with borrowing; it asks {facts['asked']}."
         )
         return sentence, facts
+
+    def _say_member_limit(self, gang: Gang) -> tuple[str, dict[str, Any]]:
+        walk, tree = self.walk, self.walk.tree
+        account, steps = tree.account(gang), walk.steps(gang.shape)
+        member = tree.member_of(account)
+        assert member is not None
+        use, team = walk.calendar.now.use[account], walk.snapshot.teams[member.team].name
+        facts: dict[str, Any] = {"member": member.name, "team": team}
+
+        def sentence(used: float, most: int, what: str, verb: str, asked: float | None) -> str:
+            whose = f"they may {verb} in {team}" if member.is_named else f"one member of {team} may {verb}"
+            asks = "" if asked is None else f"; it asks {asked}"
+            if used + (asked or 1) <= most:  # not now, but while a promised one runs
+                return f"The rest of the {most} {what} that {whose} is promised to earlier jobs of {member.name}{asks}."
+            return f"{member.name} runs {used} of the {most} {what} that {whose}{asks}."
+
+        limited = [k for k in walk.kinds(gang.shape) if k in member.devices and steps]
+        most_jobs, jobs_left = member.running_jobs, walk.calendar.member_left_now(account, tree.jobs, 1)
+        if most_jobs is not None and (jobs_left < FULL or not limited):
+            n_jobs = int(use[tree.jobs]) // FULL
+            facts |= {"running_jobs": n_jobs, "most_running_jobs": most_jobs}
+            return sentence(n_jobs, most_jobs, "jobs", "run at once", None), facts
+        kind = min(limited, key=lambda k: walk.calendar.member_left_now(account, k, 1))
+        used, asked = _devices(int(use[kind])), _devices(steps)
+        name, most = walk.frame.kinds[kind].name, member.devices[kind]
+        facts |= {"accelerator": name, "asked": asked, "used": used, "most": most}
+        return sentence(used, most, name, "hold", asked), facts
 
     def _say_topology(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk

@@ -231,6 +231,18 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """Somebody whose running jobs of one team are limited: their jobs are those of this team and this user."""
+
+    team: int
+    user: int  # as in `Gang.user`
+    name: str = ""
+    devices: Mapping[int, int] = field(default_factory=dict)  # most at once, by kind; absent: no limit
+    running_jobs: int | None = None  # most at once; None: no limit
+    is_named: bool = False  # the limits are this person's own, not those of every member
+
+
+@dataclass(frozen=True, slots=True)
 class Booking:
     """A reservation's window [start_s, end_s): either named nodes, or an amount of one kind."""
 
@@ -277,6 +289,7 @@ class Snapshot:
     running: tuple[Running, ...] = ()
     queue: tuple[Gang, ...] = ()
     teams: tuple[Team, ...] = ()
+    members: tuple[Member, ...] = ()  # whose running jobs are limited; one a team and user
     bookings: tuple[Booking, ...] = ()
     promises: tuple["Reserve", ...] = ()  # of the last pass, for a policy that keeps them
     ended_early: bool = True  # something gave back before it was expected to: promises may move earlier
@@ -333,8 +346,8 @@ class Wait:
     """This job waits. `code` is the first of `blocked_by`, the rules without which it would start now."""
 
     job_id: int
-    code: str  # held, dependency, not_before, quota, resources, topology, power, reservation, staging, priority,
-    # unhealthy
+    code: str  # held, dependency, not_before, member_limit, quota, resources, topology, power, reservation, staging,
+    # priority, unhealthy
     sentence: str  # with the numbers
     blocked_by: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -398,8 +411,8 @@ class Plan:
 class Fault:
     """A rule that a plan breaks, as the checker found it."""
 
-    rule: str  # stable: device, gang, quota, power, node, topology, spread, reservation, protection, eviction, resize,
-    # staging, order, dependency, ...
+    rule: str  # stable: device, gang, quota, member_limit, power, node, topology, spread, reservation, protection,
+    # eviction, resize, staging, order, dependency, ...
     job_id: int | None
     message: str
 

@@ -104,21 +104,29 @@ class Forecaster:
     def _team(self, team: int, kind: int) -> _Profile | None:
         """What is left to a team of what it may hold at most; None: it is not limited."""
         tree = self.tree
-        if team == NONE or not tree.teams or not tree.limited[kind]:
+        if team == NONE or not (tree.limited if tree.member_of(team) is None else tree.counted)[kind]:
             return None
         most = int(tree.subtree[team, kind]) + int(tree.borrow[team, kind])
-        if most >= BIG or most >= self.capacity[kind]:
+        if most >= BIG or (kind != tree.jobs and most >= self.capacity[kind]):
             return None
         if (team, kind) not in self.of_team:
             self.of_team[team, kind] = _Profile(self.now_s, most)
         return self.of_team[team, kind]
 
+    def _bounds(self, gang: Gang, kind: int, steps: int) -> list[tuple[_Profile, int]]:
+        """What bounds its team and its member, and how much of it the gang takes."""
+        account, jobs = self.tree.account(gang), self.tree.jobs
+        asked = [(gang.team, kind, steps)]
+        if self.tree.member_of(account) is not None:
+            asked += [(account, kind, steps), (account, jobs, FULL)]
+        found = ((self._team(team, column), amount) for team, column, amount in asked)
+        return [(profile, amount) for profile, amount in found if profile is not None]
+
     def hold(self, gang: Gang, kind: int, steps: int, start_s: float, end_s: float) -> None:
         """Somebody holds devices."""
         self.profiles[kind].take(start_s, end_s, steps)
-        team = self._team(gang.team, kind)
-        if team is not None:
-            team.take(start_s, end_s, steps)
+        for profile, amount in self._bounds(gang, kind, steps):
+            profile.take(start_s, end_s, amount)
 
     def place(self, gang: Gang, at_least_s: float) -> float:
         """Lay out a job; when it starts, inf if it never does."""
@@ -137,14 +145,15 @@ class Forecaster:
         return start_s
 
     def _earliest(self, gang: Gang, kind: int, from_s: float, lasts_s: float, steps: int) -> float:
-        team = self._team(gang.team, kind)
+        bounds = [(self.profiles[kind], steps), *self._bounds(gang, kind, steps)]
         at_s = from_s
         while True:
-            start_s = self.profiles[kind].earliest(at_s, lasts_s, steps)
-            if team is None or start_s == inf:
-                return start_s
-            at_s = team.earliest(start_s, lasts_s, steps)
-            if at_s in (start_s, inf):
+            start_s = at_s
+            for profile, amount in bounds:
+                at_s = profile.earliest(at_s, lasts_s, amount)
+                if at_s == inf:
+                    return inf
+            if at_s == start_s:
                 return at_s
 
 

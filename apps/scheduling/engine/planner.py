@@ -62,9 +62,11 @@ from apps.scheduling.engine.sizes import (
     sizes_of,
 )
 from apps.scheduling.engine.state import State, charge_of
-from apps.scheduling.engine.units import BIG
+from apps.scheduling.engine.units import BIG, FULL
 
-_EMPTY = Rules(quota=False, reservation=False, staging=False, priority=True, resources=False)
+_EMPTY = Rules(
+    quota=False, member_limit=False, reservation=False, staging=False, priority=True, resources=False
+)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -97,11 +99,11 @@ class Offer:
     end_s: float
 
 
-def class_of(gang: Gang) -> tuple[object, ...]:
+def class_of(gang: Gang, account: int) -> tuple[object, ...]:
     """What decides where a job may start, and whom it may evict, its limit aside: of two that are equal in it, the
     longer does not start where the shorter cannot."""
     work_s = gang.work_s if gang.limit_s == inf else inf
-    return id(gang.shape), gang.team, gang.priority, gang.datasets, work_s
+    return id(gang.shape), account, gang.priority, gang.datasets, work_s
 
 
 class Pass:
@@ -110,7 +112,8 @@ class Pass:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.snapshot, self.policy = snapshot, policy
         self.frame: Frame = frame_of(snapshot.facility)
-        self.tree = QuotaTree(snapshot.teams if snapshot.quota_is_checked else (), len(self.frame.kinds))
+        rights = (snapshot.teams, snapshot.members) if snapshot.quota_is_checked else ((), ())
+        self.tree = QuotaTree(rights[0], len(self.frame.kinds), rights[1])
         self.calendar = Calendar(self.frame, self.tree, snapshot)
         self.now_s = snapshot.now_s
         self.starts: list[Start] = []
@@ -147,6 +150,7 @@ class Pass:
         self._within: dict[
             int, tuple[int, bool]
         ] = {}  # by class: whether its team is within quota, as of then
+        self._endless: dict[int, float] = {}  # by class: nor can those be promised a later start
         self._families: dict[tuple[object, ...], int] = {}  # shapes that differ in their replicas alone
         self._family: dict[int, int] = {}  # by shape
         self._kinds: dict[int, tuple[int, ...]] = {}
@@ -232,7 +236,7 @@ class Pass:
             elif at_quota:
                 # Its own quota frees it at a known time: it is promised that, but takes no other job's promise away.
                 if depth is None or self.n_quota_promises < depth:
-                    self.n_quota_promises += self._promise(gang)
+                    self.n_quota_promises += self._promise_within_quota(gang)
             elif depth is None or self.n_promises < depth:
                 self.n_promises += self._promise(gang)
         if self.policy.resizing:
@@ -288,7 +292,7 @@ class Pass:
 
     def _class(self, gang: Gang) -> int:
         """The number of the gang's class."""
-        alike = class_of(gang)
+        alike = class_of(gang, self.tree.account(gang))
         number = self._classes.get(alike)
         if number is None:
             number = self._classes[alike] = len(self._classes)
@@ -347,7 +351,7 @@ class Pass:
             if start_s > self.now_s:
                 end_s = self._exact_end_s(gang, found, start_s)
                 kept[gang.id] = self.calendar.promise(
-                    gang, charge_of(self.frame, gang, reserve.placing), start_s, end_s
+                    gang, charge_of(self.frame, self.tree, gang, reserve.placing), start_s, end_s
                 )
         return kept
 
@@ -368,7 +372,7 @@ class Pass:
             ):
                 continue
             found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "earmarked")
-            charge = charge_of(self.frame, gang, reserve.placing)
+            charge = charge_of(self.frame, self.tree, gang, reserve.placing)
             if self.calendar.has_free(charge):
                 self._start(gang, Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s)))
                 earmarked[gang.id] = False
@@ -500,14 +504,28 @@ class Pass:
             speed *= relative_rate(gang, sizes_of(gang, found.placing))
         return speed * (self.frame.kinds[found.kind].speed if holds else 1.0)
 
-    def within_quota(self, gang: Gang, windows: Sequence[Window] = ((1, ()),), *kinds: int) -> bool:
-        """Whether its team may take the whole gang of one of these kinds, now and through the window."""
-        steps = self.steps(gang.shape)
-        if not steps:
+    def within_quota(
+        self,
+        gang: Gang,
+        windows: Sequence[Window] = ((1, ()),),
+        *kinds: int,
+        is_new: bool = True,
+    ) -> bool:
+        """Whether its team, and its member, may take the whole gang of one of these kinds, now and through the window.
+
+        Args:
+            is_new: False: it is more of a job that runs already.
+        """
+        steps, account = self.steps(gang.shape), self.tree.account(gang)
+        counts = is_new and self.tree.limits_jobs(account)
+        if not steps and not counts:
             return True
-        is_one = len(windows) == 1
+        left, is_one = self.calendar.quota_left_now, len(windows) == 1
         for i, kind in enumerate(kinds or self.kinds(gang.shape)):
-            if self.calendar.quota_left_now(gang.team, kind, windows[0 if is_one else i][0]) >= steps:
+            n = windows[0 if is_one else i][0]
+            if (not steps or left(account, kind, n) >= steps) and (
+                not counts or left(account, self.tree.jobs, n) >= FULL
+            ):
                 return True
         return False
 
@@ -528,17 +546,39 @@ class Pass:
         )
 
     def _quota_allows(
-        self, gang: Gang, kind: int, first: State, until_s: float, states: Sequence[State]
+        self,
+        gang: Gang,
+        kind: int,
+        first: State,
+        until_s: float,
+        states: Sequence[State],
+        *,
+        is_new: bool,
     ) -> bool:
-        """Whether the team may take the whole gang of this kind through the window (or at these instants alone)."""
-        steps = self.steps(gang.shape)
-        if gang.team == NONE or not steps or not self.tree.teams:
+        """Whether its team, and its member, may take the whole gang of this kind through the window.
+
+        Args:
+            states: Where given, these instants alone are looked at.
+            is_new: As in `within_quota`.
+        """
+        if gang.team == NONE or not self.tree.teams:
             return True
+        if first is self.calendar.now and not states:
+            return self.within_quota(gang, [self.calendar.window_of(gang, until_s)], kind, is_new=is_new)
+        account, steps = self.tree.account(gang), self.steps(gang.shape)
+        wanted = [(kind, steps)] if steps else []
+        if is_new and self.tree.limits_jobs(account):
+            wanted.append((self.tree.jobs, FULL))
         if states:
-            return all(self.tree.available(state.use, gang.team, kind) >= steps for state in states)
-        if first is self.calendar.now:
-            return self.within_quota(gang, [self.calendar.window_of(gang, until_s)], kind)
-        return self.calendar.quota_left_in(first, until_s, gang.team, kind) >= steps
+            return all(
+                self.tree.available(state.use, account, column) >= amount
+                for state in states
+                for column, amount in wanted
+            )
+        return all(
+            self.calendar.quota_left_in(first, until_s, account, column) >= amount
+            for column, amount in wanted
+        )
 
     def may_use(self, gang: Gang, *, unhealthy: bool = True) -> BoolArray:
         """(n,) nodes that are healthy and of the cluster it names."""
@@ -596,7 +636,7 @@ class Pass:
             states: Sequence[State] = ()  # where promises count, the calendar keeps the least at hand
             if not rules.priority:
                 states = calendar.without_promises(until_s)
-            if not self._quota_allows(gang, kind, first, until_s, states):
+            if not self._quota_allows(gang, kind, first, until_s, states, is_new=already is None):
                 return None
         if first is calendar.now and self.cannot_hold(gang.shape, kind, rules):
             return None
@@ -778,11 +818,11 @@ class Pass:
 
     def _start(self, gang: Gang, offer: Offer) -> None:
         placing = offer.found.placing
-        charge = charge_of(self.frame, gang, placing)
+        charge = charge_of(self.frame, self.tree, gang, placing)
         self.calendar.start(gang, charge, offer.end_s)
         if gang.array != NONE:
             self.running_of_array[gang.array] = self.running_of_array.get(gang.array, 0) + 1
-        kind = offer.found.kind if len(charge.kinds) else NONE
+        kind = offer.found.kind if holds_devices(gang.shape) else NONE
         nodes = {s.node for s in placing}
         why = {
             "level": offer.found.level,
@@ -808,11 +848,22 @@ class Pass:
         offer = self.earliest(gang, self.kinds(gang.shape))
         if offer is None:
             return False
-        charge = charge_of(self.frame, gang, offer.found.placing)
+        charge = charge_of(self.frame, self.tree, gang, offer.found.placing)
         self.promised[gang.id] = self.calendar.promise(gang, charge, offer.start_s, offer.end_s)
         self.reserves.append(Reserve(gang.id, offer.start_s, offer.found.placing))
         self.send(gang, {share.node for share in offer.found.placing})
         return True
+
+    def _promise_within_quota(self, gang: Gang) -> bool:
+        """As `_promise`, for one of many whom the same quota may hold for ever: of a class it is asked once."""
+        alike = self._class(gang)
+        failed_s = self._endless.get(alike)
+        if failed_s is not None and gang.limit_s >= failed_s:
+            return False
+        is_promised = self._promise(gang)
+        if not is_promised:
+            self._endless[alike] = gang.limit_s
+        return is_promised
 
     def earliest(self, gang: Gang, kinds: tuple[int, ...]) -> Offer | None:
         """The earliest finish that what is declared now allows, later than now; None if nobody can tell."""
@@ -870,11 +921,12 @@ class Pass:
                 asks = (replace(shape.asks[0], n_replicas=1),)
             alike = (asks, shape.cluster, shape.reservation)
             family = self._family[id(shape)] = self._families.setdefault(alike, len(self._families))
-        team = gang.team if self.tree.teams else NONE
-        return (family, kind, team, self.calendar.allowed(gang), gang.datasets), shape.asks[0].n_replicas
+        account = self.tree.account(gang) if self.tree.teams else NONE
+        return (family, kind, account, self.calendar.allowed(gang), gang.datasets), shape.asks[0].n_replicas
 
     def _forget_failures(self) -> None:
         self._failed.clear()
+        self._endless.clear()
         self._waiting = [inf] * len(self._waiting)
 
     def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:

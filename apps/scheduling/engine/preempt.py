@@ -61,12 +61,12 @@ class _Columns:
 
     priority: IntArray  # (i,)
     team: IntArray  # (i,)
-    steps: IntArray  # (i, k) millionths of devices it gives back
+    steps: IntArray  # (i, columns of quota) millionths that it gives back
     is_surplus: BoolArray  # (i,)
 
     @classmethod
-    def of(cls, items: Sequence[Item], n_kinds: int) -> _Columns:
-        steps = np.zeros((len(items), n_kinds), dtype=np.int64)
+    def of(cls, items: Sequence[Item], n_columns: int) -> _Columns:
+        steps = np.zeros((len(items), n_columns), dtype=np.int64)
         for i, item in enumerate(items):
             for kind, n in item.steps.items():
                 steps[i, kind] = n
@@ -137,7 +137,7 @@ class Preemptor:
             del self._running[running.gang.id]
         for running, placing in room.shrunk:
             end_s = end_after(running, placing, self.walk.now_s)
-            charge = charge_of(self.walk.frame, running.gang, placing)
+            charge = charge_of(self.walk.frame, self.walk.tree, running.gang, placing)
             calendar.hold_instead(running.gang, charge, end_s)
             del self._running[running.gang.id]  # one change a pass
         self._items = None
@@ -197,7 +197,7 @@ class Preemptor:
             self._items.sort(key=lambda item: item.order)
             for place, item in enumerate(self._items):
                 item.place = place
-            self._columns = _Columns.of(self._items, walk.tree.n_kinds)
+            self._columns = _Columns.of(self._items, walk.tree.subtree.shape[1])
         return self._items
 
     def _whole(self, running: Running) -> Item:
@@ -239,7 +239,7 @@ class Preemptor:
                 for one in _one_by_one(share, ask.devices):
                     if not spare:
                         break
-                    charge = charge_of(self.walk.frame, gang, (one,))
+                    charge = charge_of(self.walk.frame, self.walk.tree, gang, (one,))
                     steps = dict(zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True))
                     items.append(Item(running, one, charge, 0.0, steps, is_surplus=surplus > 0))
                     spare, surplus = spare - 1, surplus - 1
@@ -486,7 +486,7 @@ class _Trial:
                 return False
             held = calendar.held[running.gang.id]
             lifted.append(held)
-            charge = charge_of(walk.frame, running.gang, keeps)
+            charge = charge_of(walk.frame, walk.tree, running.gang, keeps)
             end_s = end_after(running, keeps, walk.now_s)
             rest = Held(charge, held.bookings, end_s, NONE)
             put.append(rest)

@@ -58,7 +58,7 @@ def _grow_one(walk: Pass, running: Running) -> None:
     if after <= before:
         return  # more replicas would bring nothing
     end_s = end_after(running, placing, walk.now_s)
-    walk.calendar.hold_instead(gang, charge_of(walk.frame, gang, placing), end_s)
+    walk.calendar.hold_instead(gang, charge_of(walk.frame, walk.tree, gang, placing), end_s)
     walk.resizes.append(Resize(gang.id, placing, None, end_s))
     walk.gone.add(gang.id)
     walk.send(gang, {share.node for share in placing})

@@ -8,6 +8,7 @@ class Rules:
     """Which rules hold; explanations leave one out at a time."""
 
     quota: bool = True
+    member_limit: bool = True
     topology: bool = True
     spread: bool = True
     power: bool = True

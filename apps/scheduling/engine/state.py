@@ -33,12 +33,12 @@ class Charge:
     draw: IntArray  # (s,) microwatts above idle
     devices: IntArray  # (d,) flat positions of the named devices, each once
     taken: IntArray  # (d,) millionths of each
-    team: int
-    kinds: IntArray  # (q,) kinds it holds devices of
-    steps: IntArray  # (q,) millionths of devices of each
+    team: int  # the account it counts at; see QuotaTree
+    kinds: IntArray  # (q,) columns of quota it counts in: kinds it holds devices of, and running jobs
+    steps: IntArray  # (q,) millionths of each
 
 
-def charge_of(frame: Frame, gang: Gang, placing: Placing) -> Charge:
+def charge_of(frame: Frame, tree: QuotaTree, gang: Gang, placing: Placing) -> Charge:
     """The charge of a gang's placing on its nodes, devices, domains and quota."""
     n = len(placing)
     nodes = np.fromiter((share.node for share in placing), dtype=np.int64, count=n)
@@ -64,6 +64,9 @@ def charge_of(frame: Frame, gang: Gang, placing: Placing) -> Charge:
         offset = int(frame.offset[share.node])
         for device in share.devices:
             taken[offset + device] = taken.get(offset + device, 0) + share.share_steps
+    account = tree.account(gang)
+    if tree.limits_jobs(account):
+        quota[tree.jobs] = FULL
     return Charge(
         nodes,
         whole,
@@ -73,7 +76,7 @@ def charge_of(frame: Frame, gang: Gang, placing: Placing) -> Charge:
         draw,
         np.fromiter(taken.keys(), dtype=np.int64, count=len(taken)),
         np.fromiter(taken.values(), dtype=np.int64, count=len(taken)),
-        gang.team,
+        account,
         np.array(sorted(quota), dtype=np.int64),
         np.array([quota[k] for k in sorted(quota)], dtype=np.int64),
     )
@@ -92,7 +95,7 @@ class State:
         dev: (d,) free millionths of each device, by flat position; promises that name no device are not in it.
         cpu, mem: (n,) free millionths.
         head: (l + 1,) microwatts left under each limited domain; the last entry stands for "no limit".
-        use: (t, k) quota in use.
+        use: (t, k) quota in use, by account and column.
         booked: per booking, (n,) devices that its own teams hold of it.
         log: the nodes on which something was charged, in turn, where somebody keeps it; None elsewhere.
     """
@@ -124,7 +127,7 @@ class State:
             frame.cpu.copy(),
             frame.mem.copy(),
             frame.headroom.copy(),
-            np.zeros((len(tree.teams), tree.n_kinds), dtype=np.int64),
+            np.zeros_like(tree.subtree),
             {},
         )
 
@@ -295,6 +298,10 @@ class Pool:
         return int(
             quota_left(order, len(order), self._uses, team, kind, t.parents, t.subtree, t.kept, t.borrow)
         )
+
+    def most_used(self, n: int, account: int, column: int) -> int:
+        """The most that is in use there at any of the first n instants, millionths."""
+        return int(self._uses[self._order[:n], account, column].max())
 
     def quota_left(self, n: int, team: int, kind: int) -> int:
         """The least a team may still take of a kind at any of the first n instants, millionths."""

@@ -165,7 +165,7 @@ class EnginePacker:
         if best is None:
             self._hopeless.add(pod)
             return None
-        self._state.charge(self._frame, self._tree, charge_of(self._frame, gang, best.placing), 1)
+        self._state.charge(self._frame, self._tree, charge_of(self._frame, self._tree, gang, best.placing), 1)
         return best.placing
 
     def _gang(self, pod: Pod) -> Gang:

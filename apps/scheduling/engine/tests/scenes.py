@@ -15,6 +15,7 @@ from apps.scheduling.engine.facts import (
     Facility,
     Gang,
     Kind,
+    Member,
     Running,
     Shape,
     Share,
@@ -120,6 +121,7 @@ def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
         speeds=draw(st.lists(st.sampled_from([1.0, 1.0, 0.5]), min_size=n, max_size=n)),
     )
     teams = draw(st.sampled_from([(), _TEAMS, _DEEP]))
+    members = draw(_members(len(teams)))
     bookings = draw(st.lists(_booking(n, len(teams)), max_size=2))
     queue = [draw(_gang(i, len(teams), len(bookings))) for i in range(1, draw(st.integers(1, 10)) + 1)]
     usable = np.array(draw(st.lists(st.sampled_from([True, True, True, False]), min_size=n, max_size=n)))
@@ -129,6 +131,7 @@ def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
         is_usable=usable,
         is_failed=~usable,
         teams=teams,
+        members=members,
         bookings=tuple(bookings),
         quota_is_checked=bool(teams),
     )
@@ -171,6 +174,25 @@ _DEEP = (
 
 
 @st.composite
+def _members(draw: st.DrawFn, n_teams: int) -> tuple[Member, ...]:
+    """Limits of some members; user 3 is nobody's."""
+    if not n_teams:
+        return ()
+    pairs = draw(st.lists(st.tuples(st.integers(1, n_teams - 1), st.integers(1, 3)), max_size=4, unique=True))
+    return tuple(
+        Member(
+            team,
+            user,
+            f"user{user}",
+            draw(st.dictionaries(st.integers(0, 1), st.integers(0, 6), max_size=2)),
+            draw(st.sampled_from([None, None, 0, 1, 2])),
+            draw(st.booleans()),
+        )
+        for team, user in pairs
+    )
+
+
+@st.composite
 def _booking(draw: st.DrawFn, n_nodes: int, n_teams: int) -> Booking:
     start_s = draw(st.sampled_from([-5.0, 10.0, 60.0]))
     end_s = start_s + draw(st.sampled_from([20.0, 100.0]))
@@ -198,6 +220,7 @@ def _gang(draw: st.DrawFn, id: int, n_teams: int, n_bookings: int) -> Gang:
         required=draw(st.sampled_from([None, None, "leaf", "scale_up"])),
         peak_w=draw(st.sampled_from([None, 300.0])),
         team=draw(st.integers(1, n_teams - 1)) if n_teams else NONE,
+        user=draw(st.integers(1, 2)),
         priority=draw(st.sampled_from([0, 0, 5])),
         submitted_s=draw(st.sampled_from([-3.0, -2.0, -1.0])),
         is_held=draw(st.sampled_from([False] * 9 + [True])),

@@ -36,6 +36,8 @@ def without(scene: Snapshot, gang: Gang, rules: tuple[str, ...]) -> tuple[Snapsh
             replace(team, entitlement=plenty, borrow_limit={}, lend_limit={}) for team in scene.teams
         )
         scene = replace(scene, teams=teams)
+    if "member_limit" in rules:
+        scene = replace(scene, members=())
     if "power" in rules:
         domains = tuple(replace(domain, limit_w=inf) for domain in scene.facility.domains)
         scene = replace(scene, facility=replace(scene.facility, domains=domains))
