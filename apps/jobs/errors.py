@@ -28,6 +28,9 @@ class Refused(DomainError):
         self.faults = tuple(faults)
         if all(fault.code == "over_ceiling" for fault in faults):
             self.code, self.http_status = "over_ceiling", 403
+        if all(fault.code == "too_many_waiting" for fault in faults):
+            # Nothing is wrong with the request: later, when fewer wait, it will do.
+            self.code, self.http_status = "too_many_waiting", 409
         self.under("")
 
     def under(self, path: str) -> Self:

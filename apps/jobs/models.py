@@ -113,6 +113,9 @@ class Job(models.Model):
             models.Index(fields=["team", "state", "-id"], name="job_by_team"),
             models.Index(fields=["user", "-id"], name="job_by_user"),
             models.Index(
+                fields=["team", "user"], condition=Q(state=State.QUEUED.value), name="job_waiting_by_member"
+            ),
+            models.Index(
                 fields=["name", "id"], name="job_by_name", opclasses=["varchar_pattern_ops", "int8_ops"]
             ),
             models.Index(fields=["transaction_id"], name="job_by_transaction"),

@@ -127,7 +127,8 @@ def from_json(data: Any) -> Dump:
 
 
 def anonymous(dump: Dump) -> Dump:
-    """The dump without what people wrote about their jobs: names, and sentences and facts that may hold names.
+    """The dump without what people wrote about their jobs, and their own names: names, and sentences and facts that
+    may hold names.
 
     Names decide nothing, so the planner decides the same on it.
     """
@@ -136,8 +137,10 @@ def anonymous(dump: Dump) -> Dump:
         waits_for = tuple(f"dependency {number}" for number in range(1, len(gang.waits_for) + 1))
         return replace(gang, name=f"job {gang.id}", waits_for=waits_for)
 
+    members = enumerate(dump.snapshot.members, 1)
     snapshot = replace(
         dump.snapshot,
+        members=tuple(replace(member, name=f"member {number}") for number, member in members),
         queue=tuple(nameless(gang) for gang in dump.snapshot.queue),
         running=tuple(replace(run, gang=nameless(run.gang)) for run in dump.snapshot.running),
     )

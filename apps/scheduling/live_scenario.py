@@ -603,6 +603,8 @@ class _Teller:
             self.notes.append("Data sets come to every store, also to those to which nothing carries them.")
         if any(row["array__max_running"] for row in self.records.jobs.values()):
             self.notes.append("How many jobs of an array may run at once is not counted.")
+        if self.snapshot.members:
+            self.notes.append("How much one member of a team may hold at once is not counted.")
         pairs = {
             (int(kind), int(cluster))
             for kind, cluster, there in zip(

@@ -208,7 +208,7 @@ def preview(*, request: JobRequest, actor: User, at: datetime) -> Preview:
     if team is None or not policies.may_submit_to(actor, team):
         raise Refused([Fault("team", "unknown_team", "is not a team you may submit to")])
     admission.require_possible([request])
-    taken = take_snapshot(at, candidates=[request])
+    taken = take_snapshot(at, candidates=[request], candidates_of=actor.pk)
     plan = planner.plan(taken.snapshot, taken.policy)
     facility = taken.snapshot.facility
     start = next((start for start in plan.starts if start.job_id == PREVIEW_ID), None)

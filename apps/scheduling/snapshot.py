@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from math import inf, log
 from threading import RLock
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,7 @@ from apps.scheduling.engine.facts import (
     Gang,
     IntArray,
     Kind,
+    Member,
     Placing,
     Policy,
     Reserve,
@@ -53,6 +55,7 @@ from apps.scheduling.engine.facts import (
 )
 from apps.scheduling.selectors import current_policy
 from apps.staging.selectors import DatasetRow, staging_picture
+from apps.teams.models import LimitedUse
 
 HORIZON: Final = timedelta(days=60)  # reservations further ahead do not matter yet
 _OPEN: Final = [State.QUEUED.value, *sorted(state.value for state in HOLDING)]
@@ -98,11 +101,12 @@ def instant(at_s: float) -> datetime | None:
     return datetime.fromtimestamp(at_s, UTC)
 
 
-def take_snapshot(at: datetime, *, candidates: Sequence[JobRequest] = ()) -> Taken:
+def take_snapshot(at: datetime, *, candidates: Sequence[JobRequest] = (), candidates_of: int = NONE) -> Taken:
     """Read one consistent picture.
 
     Args:
         candidates: Jobs that are not in the ledger but are to be looked at as if they had just been submitted.
+        candidates_of: Id of the person who would submit them.
     """
     # Inside somebody's transaction the picture is that transaction's; its isolation can no longer be chosen.
     is_nested = connection.in_atomic_block
@@ -110,7 +114,7 @@ def take_snapshot(at: datetime, *, candidates: Sequence[JobRequest] = ()) -> Tak
         if not is_nested:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         try:
-            return _Reader(cursor, _memory, at).read(candidates, may_trust=not is_nested)
+            return _Reader(cursor, _memory, at).read(candidates, candidates_of, may_trust=not is_nested)
         except BaseException:
             # Half a picture is remembered: the next one starts from nothing.
             _memory.forget()
@@ -355,7 +359,7 @@ class _Reader:
         found: list[Row] = self.cursor.fetchall()
         return found
 
-    def read(self, candidates: Sequence[JobRequest], *, may_trust: bool) -> Taken:
+    def read(self, candidates: Sequence[JobRequest], candidates_of: int = NONE, *, may_trust: bool) -> Taken:
         """Read it.
 
         Args:
@@ -385,14 +389,16 @@ class _Reader:
         memory.seen = seen if may_trust else None
         memory.seen_below, memory.server = seen_below, tuple(server)
         gangs = memory.queue
+        looked_at = self._candidates(candidates, candidates_of)
         snapshot = Snapshot(
             now_s=self.at_s,
             facility=self.facility,
             is_usable=self.is_usable,
             is_failed=self.is_failed,
             running=running,
-            queue=(*waiting, *self._candidates(candidates)),
+            queue=(*waiting, *looked_at),
             teams=tuple(self.teams),
+            members=self.read_members(looked_at),
             bookings=self.bookings,
             quota_is_checked=bool(self.teams),
             earmarks=self.read_earmarks(),
@@ -418,7 +424,7 @@ class _Reader:
             out_of_reach=self._out_of_reach(),
         )
 
-    def _candidates(self, candidates: Sequence[JobRequest]) -> list[Gang]:
+    def _candidates(self, candidates: Sequence[JobRequest], user_id: int) -> list[Gang]:
         if not candidates:
             return []
         names = self.names()
@@ -426,7 +432,15 @@ class _Reader:
         for number, request in enumerate(candidates):
             gang = names.gang_of(request, at_s=self.at_s)
             datasets = self._within_reach(request.datasets, gang.shape)
-            gangs.append(replace(gang, id=PREVIEW_ID - number, sequence=2**62 + number, datasets=datasets))
+            gangs.append(
+                replace(
+                    gang,
+                    id=PREVIEW_ID - number,
+                    user=user_id,
+                    sequence=2**62 + number,
+                    datasets=datasets,
+                )
+            )
         return gangs
 
     # The facility
@@ -521,6 +535,37 @@ class _Reader:
         positions = (*self._positions, [row[0] for row in rows])
         if positions != self.memory.positions:
             self.memory.clear(positions)
+
+    def read_members(self, looked_at: Sequence[Gang]) -> tuple[Member, ...]:
+        """Everyone whose running jobs are limited, of those who have jobs in the picture; by team and person."""
+        rows = self.rows(
+            "SELECT team_id, user_id, accelerator_type_id, most FROM teams_memberlimit WHERE what = ANY(%s)",
+            [LimitedUse.DEVICES.value, LimitedUse.RUNNING_JOBS.value],
+        )
+        if not rows:
+            return ()
+        kind_at = {kind.id: position for position, kind in enumerate(self.facility.kinds)}
+        # By team and person (None: every other member) the most of each kind, and of jobs (None).
+        said: dict[tuple[int, int | None], dict[int | None, int | None]] = defaultdict(dict)
+        for team_id, user_id, type_id, most in rows:
+            said[self.team_at[team_id], user_id][None if type_id is None else kind_at[type_id]] = most
+        teams = {team for team, _ in said}
+        running = (one.running.gang for one in self.memory.held.values())
+        gangs = chain(self.memory.queue.values(), running, looked_at)
+        pairs = sorted({(gang.team, gang.user) for gang in gangs if gang.team in teams})
+        names: dict[int, str] = dict(
+            self.rows("SELECT id, username FROM teams_user WHERE id = ANY(%s)", [user for _, user in pairs])
+        )
+        members = []
+        for team, user in pairs:
+            own = said.get((team, user), {})
+            limits = {**said.get((team, None), {}), **own}
+            devices = {kind: most for kind, most in limits.items() if kind is not None and most is not None}
+            if devices or limits.get(None) is not None:
+                members.append(
+                    Member(team, user, names.get(user, ""), devices, limits.get(None), is_named=bool(own))
+                )
+        return tuple(members)
 
     def read_bookings(self) -> None:
         kind_at = {kind.id: position for position, kind in enumerate(self.facility.kinds)}

@@ -128,6 +128,50 @@ class Quota(models.Model):
         ]
 
 
+class LimitedUse(models.TextChoices):
+    DEVICES = "devices", "devices held at once, of one accelerator type"
+    RUNNING_JOBS = "running_jobs", "jobs running at once"
+    WAITING_JOBS = "waiting_jobs", "jobs waiting at once"
+
+
+class MemberLimit(models.Model):
+    """How much one member may have at once of what their team has. No row: no limit.
+
+    What is said of a person stands in place of what is said of every member, thing by thing. The jobs of the team
+    itself count; a sub-team has limits of its own.
+    """
+
+    team = models.ForeignKey(Team, models.CASCADE, related_name="member_limits")
+    user = models.ForeignKey(
+        User, models.CASCADE, null=True, blank=True, related_name="+", help_text="Empty: every other member."
+    )
+    what = models.CharField(max_length=20, choices=LimitedUse.choices)
+    accelerator_type = models.ForeignKey(
+        "inventory.AcceleratorType", models.CASCADE, null=True, blank=True, related_name="+"
+    )
+    most = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Empty: this person has no limit, whatever holds for the others."
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["team", "user", "what", "accelerator_type"],
+                nulls_distinct=False,
+                name="one_limit_a_member_and_use",
+            ),
+            models.CheckConstraint(condition=Q(what__in=LimitedUse.values), name="member_limit_use_is_known"),
+            models.CheckConstraint(
+                condition=Q(what=LimitedUse.DEVICES) ^ Q(accelerator_type=None),
+                name="member_limit_of_devices_names_a_type",
+            ),
+            models.CheckConstraint(
+                condition=Q(most__isnull=False) | Q(user__isnull=False),
+                name="limit_of_every_member_is_a_number",
+            ),
+        ]
+
+
 READ, WRITE = "read", "write"
 HEALTH = "health"  # report the health of nodes, and nothing else: for agents
 SCOPES = (READ, WRITE, HEALTH)

@@ -3,11 +3,21 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from django.db.models import Prefetch, QuerySet, Sum
+from django.db.models import F, Prefetch, Q, QuerySet, Sum
 
 from apps.core.errors import NotFound
 from apps.teams import policies
-from apps.teams.models import FacilityRole, MemberRole, Membership, Quota, Team, Token, User
+from apps.teams.models import (
+    FacilityRole,
+    LimitedUse,
+    MemberLimit,
+    MemberRole,
+    Membership,
+    Quota,
+    Team,
+    Token,
+    User,
+)
 
 
 def teams_visible_to(viewer: User) -> QuerySet[Team]:
@@ -117,3 +127,29 @@ def owned_by(teams: Iterable[Team]) -> Mapping[int, tuple[Owned, ...]]:
             ),
         )
     return found
+
+
+def limits_of(team: Team) -> QuerySet[MemberLimit]:
+    """What members of this team may have at once: of every member first, then by name, as they are named."""
+    return (
+        MemberLimit.objects.filter(team=team)
+        .select_related("user", "accelerator_type")
+        .order_by(F("user__username").asc(nulls_first=True), "what", "accelerator_type__name")
+    )
+
+
+def most_waiting(user: User, team_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
+    """By team, how many jobs this person may have waiting, and whether that is said of them by name.
+
+    Teams that do not limit it are left out. One query.
+    """
+    found: dict[int, tuple[int | None, bool]] = {}
+    rows = MemberLimit.objects.filter(team_id__in=list(team_ids), what=LimitedUse.WAITING_JOBS).filter(
+        Q(user=None) | Q(user=user)
+    )
+    # What is said of the person comes last and stands.
+    for team_id, user_id, most in rows.order_by(F("user_id").asc(nulls_first=True)).values_list(
+        "team_id", "user_id", "most"
+    ):
+        found[team_id] = most, user_id is not None
+    return {team_id: (most, is_named) for team_id, (most, is_named) in found.items() if most is not None}

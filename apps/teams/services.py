@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -24,6 +24,8 @@ from apps.teams.models import (
     WRITE,
     FacilityRole,
     IdempotentAnswer,
+    LimitedUse,
+    MemberLimit,
     MemberRole,
     Membership,
     Quota,
@@ -31,6 +33,7 @@ from apps.teams.models import (
     Token,
     User,
 )
+from apps.teams.selectors import limits_of
 
 # People ------------------------------------------------------------------------------------------------------------
 
@@ -279,8 +282,12 @@ def remove_member(*, team_id: int, user: User, actor: User | None, at: datetime,
     membership = Membership.objects.filter(team=team, user=user).first()
     if membership is None:
         return
-    before = {"role": membership.role}
+    before: dict[str, Any] = {"role": membership.role}
     membership.delete()
+    if own := limits_of(team).filter(user=user):
+        before["limits"] = _limit_facts(own)[user.get_username()]
+        own.delete()
+        _count_change(team)
     data = {"user_id": user.pk, "username": user.get_username()}
     _record_team("team.member_removed", team, actor=actor, at=at, before=before, data=data, reason=reason)
 
@@ -420,10 +427,15 @@ def _locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:
     return teams
 
 
-def _types_named(changes: Sequence[QuotaChange]) -> dict[str, int]:
+def _type_ids() -> dict[str, int]:
     """Ids of the accelerator types by name. The model of types is above this room: it is reached by the key."""
     type_model: Any = Quota._meta.get_field("accelerator_type").related_model
-    types: dict[str, int] = dict(type_model.objects.values_list("name", "pk"))
+    return dict(type_model.objects.values_list("name", "pk"))
+
+
+def _types_named(changes: Sequence[QuotaChange]) -> dict[str, int]:
+    """As `_type_ids`; raises InvalidInput where a change names none of them, or one twice."""
+    types = _type_ids()
     faults = []
     for change in changes:
         seen: set[str] = set()
@@ -482,6 +494,10 @@ def _write_quota(team: Team, wanted: Mapping[str, QuotaEntry], types: Mapping[st
         unique_fields=["team", "accelerator_type"],
         update_fields=["entitlement", "borrow_limit", "lend_limit"],
     )
+    _count_change(team)
+
+
+def _count_change(team: Team) -> None:
     team.version += 1
     team.save(update_fields=["version"])
 
@@ -514,6 +530,139 @@ def _quota_facts(entries: Mapping[str, QuotaEntry]) -> dict[str, Any]:
         }
         for name, entry in sorted(entries.items())
     }
+
+
+# Limits of members ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLimitEntry:
+    """How much one member may have at once: of `member` alone, or (None) of everyone who is not named."""
+
+    what: str  # of LimitedUse
+    most: int | None  # None: no limit, for a member who is named
+    member: str | None = None
+    accelerator_type: str | None = None  # of devices, and of nothing else
+
+
+EVERY_MEMBER: Final = "every member"  # in facts; no username has a space
+
+
+@transaction.atomic
+def set_member_limits(
+    *,
+    team: Team,
+    entries: Sequence[MemberLimitEntry],
+    actor: User | None,
+    at: datetime,
+    version: int,
+    reason: str = "",
+) -> Team:
+    """Replace, as a whole, how much one member may have at once; what is not named is not limited any more.
+
+    For leads of the team or above it. What runs already goes on, and what waits stays, though it be more.
+
+    Raises:
+        VersionConflict: somebody changed the team meanwhile; facts show both.
+        InvalidInput: an entry names nobody of this team, no type, or something twice.
+    """
+    team = _locked(team.pk)
+    if actor is not None:
+        policies.require_lead(actor, team)
+    stored = list(limits_of(team))
+    before, after = _limit_facts(stored), _limit_facts(entries)
+    if team.version != version:
+        raise VersionConflict(
+            f"The limits of members of {team}",
+            read=version,
+            version=team.version,
+            yours=after,
+            stored=before,
+        )
+    wanted = _limits_named(team, entries)
+    if before == after:
+        return team
+    MemberLimit.objects.filter(team=team).delete()
+    MemberLimit.objects.bulk_create(wanted)
+    _count_change(team)
+    _record_team(
+        "quota.member_limits_changed", team, actor=actor, at=at, reason=reason, before=before, after=after
+    )
+    return team
+
+
+def _limits_named(team: Team, entries: Sequence[MemberLimitEntry]) -> list[MemberLimit]:
+    """The rows that entries mean; raises InvalidInput with every fault of theirs."""
+    types = _type_ids()
+    members = dict(Membership.objects.filter(team=team).values_list("user__username", "user_id"))
+    faults: list[dict[str, str]] = []
+    seen: set[tuple[object, ...]] = set()
+    if entries and team.children.exists():
+        faults.append(
+            {"path": "entries", "code": "has_sub_teams", "message": f"{team} has sub-teams; jobs are theirs"}
+        )
+    for index, entry in enumerate(entries):
+        key = (entry.member, entry.what, entry.accelerator_type)
+        faults += [
+            {"path": f"entries[{index}].{field}", "code": code, "message": message}
+            for field, code, message in _limit_faults(entry, types, members)
+        ] or (
+            [{"path": f"entries[{index}]", "code": "invalid", "message": "must not be said twice"}]
+            if key in seen
+            else []
+        )
+        seen.add(key)
+    if faults:
+        raise InvalidInput(faults)
+    return [
+        MemberLimit(
+            team=team,
+            user_id=None if entry.member is None else members[entry.member],
+            what=entry.what,
+            accelerator_type_id=None if entry.accelerator_type is None else types[entry.accelerator_type],
+            most=entry.most,
+        )
+        for entry in entries
+    ]
+
+
+def _limit_faults(
+    entry: MemberLimitEntry, types: Mapping[str, int], members: Mapping[str, int]
+) -> Iterator[tuple[str, str, str]]:
+    """(field, code, message) of what is wrong with one entry."""
+    if entry.what not in LimitedUse.values:
+        yield "what", "not_a_choice", f"must be one of {', '.join(LimitedUse.values)}"
+    elif entry.what == LimitedUse.DEVICES and entry.accelerator_type is None:
+        yield "accelerator_type", "missing", "is missing: devices are limited by type"
+    elif entry.what != LimitedUse.DEVICES and entry.accelerator_type is not None:
+        yield "accelerator_type", "invalid", "is for devices alone"
+    if entry.accelerator_type is not None and entry.accelerator_type not in types:
+        yield "accelerator_type", "unknown", "is not an accelerator type here"
+    if entry.member is not None and entry.member not in members:
+        yield "member", "unknown", "is nobody of this team"
+    if entry.member is None and entry.most is None:
+        yield "most", "missing", "is missing: without a limit for every member, say nothing"
+
+
+def _limit_facts(limits: Iterable[MemberLimit | MemberLimitEntry]) -> dict[str, dict[str, int | None]]:
+    """By member, and thing by thing, the most; as events and conflicts show it."""
+    facts: dict[str, dict[str, int | None]] = {}
+    for limit in limits:
+        if isinstance(limit, MemberLimit):
+            limit = entry_of(limit)
+        thing = limit.what if limit.accelerator_type is None else limit.accelerator_type
+        facts.setdefault(limit.member or EVERY_MEMBER, {})[thing] = limit.most
+    return {who: dict(sorted(facts[who].items())) for who in sorted(facts)}
+
+
+def entry_of(limit: MemberLimit) -> MemberLimitEntry:
+    """A stored limit, by names."""
+    return MemberLimitEntry(
+        what=limit.what,
+        most=limit.most,
+        member=None if limit.user is None else limit.user.get_username(),
+        accelerator_type=None if limit.accelerator_type is None else limit.accelerator_type.name,
+    )
 
 
 # Tokens ------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from apps.jobs.models import (
 )
 from apps.jobs.spec import JobRequest
 from apps.teams.models import User
+from apps.teams.selectors import most_waiting
 
 MAX_JOBS_AT_ONCE: Final = 10_000
 
@@ -211,4 +212,35 @@ def _require_sound(requests: Sequence[JobRequest], actor: User, at: datetime) ->
         raise Refused(faults)
     shapes = [intake.shape_of(request) for request in requests]
     require_possible(requests, shapes)
+    _require_few_waiting(names, requests, actor)
     return names, shapes
+
+
+def _require_few_waiting(names: Names, requests: Sequence[JobRequest], actor: User) -> None:
+    """Refuse jobs with which this person would have more waiting than one member of the team may.
+
+    Two submissions of one person to such a team are counted one after the other; others wait for nobody.
+    """
+    team_of = {standing.team.pk: standing.team for standing in names.teams.values()}
+    faults: list[Fault] = []
+    for team_id, (most, is_named) in sorted(most_waiting(actor, team_of).items()):
+        with connection.cursor() as cursor:
+            lock = f"waiting:{team_id}:{actor.pk}"
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [lock])
+        team = team_of[team_id]
+        waiting = Job.objects.filter(team=team, user=actor, state=State.QUEUED).count()
+        total, first = waiting, None
+        for index, request in enumerate(requests):
+            if request.team == team.name:
+                total += request.array.size if request.array else 1
+                if total > most and first is None:
+                    first = index
+        if first is not None:
+            whose = "you" if is_named else "one member"
+            message = (
+                f"you have {waiting} jobs of {team.name} waiting and submit {total - waiting}; "
+                f"{whose} may have {most} waiting at once"
+            )
+            faults.append(Fault("team", "too_many_waiting", message, first))
+    if faults:
+        raise Refused(faults)

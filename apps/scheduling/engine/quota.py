@@ -30,6 +30,7 @@ class QuotaTree:
 
     def __init__(self, teams: Sequence[Team], n_kinds: int, members: Sequence[Member] = ()) -> None:
         t = len(teams) + len(members)
+        assert all(0 <= member.team < len(teams) for member in members)
         self.teams, self.members = tuple(teams), tuple(members)
         self._account = {(member.team, member.user): len(teams) + i for i, member in enumerate(self.members)}
         self.jobs = n_kinds

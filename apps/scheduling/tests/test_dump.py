@@ -18,6 +18,7 @@ from apps.scheduling.engine.facts import (
     Dataset,
     Gang,
     LimitChange,
+    Member,
     Policy,
     Reserve,
     Saving,
@@ -76,6 +77,8 @@ def test_every_sort_of_field_comes_back_as_it_was():
         promises=(Reserve(1, 0.1 + 0.2, (Share(0, 1, 2, (0, 1)),)),),
         datasets=(Dataset(9, "words", 1.5, frozenset({3, 1}), MappingProxyType({4: inf})),),
         limit_changes=(LimitChange(5.0, 1, inf),),
+        teams=(facts.Team(1, "vision", entitlement={0: 32}),),
+        members=(Member(0, 3, "ann", {0: 8}, None, is_named=True),),
     )
     plan = planner.plan(scene, Policy())
     plan = replace(
@@ -102,6 +105,7 @@ def test_every_sort_of_field_comes_back_as_it_was():
 
     assert back.snapshot.queue == scene.queue
     assert back.snapshot.datasets == scene.datasets
+    assert back.snapshot.members == scene.members
     assert (back.snapshot.promises, back.snapshot.limit_changes) == (scene.promises, scene.limit_changes)
     assert back.policy == Policy(shield_s=inf)
     assert back.plan.stages == plan.stages
@@ -226,6 +230,18 @@ def test_a_dump_without_names_has_no_name_of_a_job_and_gives_the_same_plan():
     assert "secret" not in json.dumps(dump.to_json(back))
     assert dump.differences(back, planner.plan(back.snapshot, back.policy)) == []
     assert [w.code for w in back.plan.waits] == [w.code for w in one.plan.waits]
+
+
+def test_without_names_members_are_limited_as_before():
+    team = facts.Team(1, "vision", entitlement={0: 32})
+    own = gang(1, 1, 8, team=0, user=3)
+    one = dump_of(
+        replace(SMALL, queue=(own,), running=(), teams=(team,), members=(Member(0, 3, "secret", {0: 4}),))
+    )
+    back = there_and_back(dump.anonymous(one))
+
+    assert "secret" not in json.dumps(dump.to_json(back))
+    assert planner.plan(back.snapshot, back.policy).waits[0].code == one.plan.waits[0].code == "member_limit"
 
 
 def test_the_rows_of_a_class_are_all_its_fields():

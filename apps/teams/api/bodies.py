@@ -112,6 +112,48 @@ class QuotaOut(Out):
     entries: list[QuotaEntryOut]
 
 
+LimitedUse = Literal["devices", "running_jobs", "waiting_jobs"]
+
+
+class MemberLimitIn(Strict):
+    """How much one member may have at once. What names a member stands, for that member, in place of what names none;
+    there `most` may be null: no limit."""
+
+    what: LimitedUse
+    accelerator_type: Annotated[Name | None, Field(description="Of devices, and of nothing else.")] = None
+    member: Annotated[Name | None, Field(description="A username; absent or null: every other member.")] = (
+        None
+    )
+    most: CountOrZero | None
+
+    @classmethod
+    def _nullable(cls) -> frozenset[str]:
+        return frozenset({"accelerator_type", "member", "most"})
+
+
+class MemberLimitsIn(Strict):
+    """All limits of the team's members from now on, based on the version that was read."""
+
+    version: Version
+    entries: Annotated[list[MemberLimitIn], Field(max_length=10_000)]
+    reason: Reason = ""
+
+
+class MemberLimitOut(Out):
+    what: LimitedUse
+    accelerator_type: str | None
+    member: str | None
+    most: int | None
+
+
+class MemberLimitsOut(Out):
+    """The jobs of the team itself count; sub-teams have limits of their own. `version` is the team's."""
+
+    team: str
+    version: int
+    entries: list[MemberLimitOut]
+
+
 class MemberIn(Strict):
     role: Role
     reason: Reason = ""

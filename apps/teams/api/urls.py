@@ -11,6 +11,7 @@ urlpatterns = [
     path("teams", views.TeamsView.as_view(), name="teams"),
     path("teams/<str:name>", views.TeamView.as_view(), name="team"),
     path("teams/<str:name>/quota", views.QuotaView.as_view(), name="team-quota"),
+    path("teams/<str:name>/member-limits", views.MemberLimitsView.as_view(), name="team-member-limits"),
     path("teams/<str:name>/members", views.MembersView.as_view(), name="team-members"),
     path("teams/<str:name>/members/<str:username>", views.MemberView.as_view(), name="team-member"),
 ]

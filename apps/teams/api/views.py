@@ -1,5 +1,6 @@
 """People, teams, quotas and tokens by REST."""
 
+from dataclasses import asdict
 from typing import Any
 
 from django.db import transaction
@@ -220,6 +221,32 @@ class QuotaView(APIView):
         return Response(_quota_out(team))
 
 
+class MemberLimitsView(APIView):
+    @extend_schema(summary="How much one member of a team may have at once", responses=bodies.MemberLimitsOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(_limits_out(_team(request, name)))
+
+    @extend_schema(
+        summary="Set how much one member of a team may have at once",
+        description="Replaces the whole; for leads. 409 with both sides when somebody saved meanwhile.",
+        request=bodies.MemberLimitsIn,
+        responses=bodies.MemberLimitsOut,
+    )
+    def put(self, request: Request, name: str) -> Response:
+        team = _team(request, name)
+        policies.require_lead(person(request), team)
+        body = parse_body(request, bodies.MemberLimitsIn)
+        team = services.set_member_limits(
+            team=team,
+            entries=[services.MemberLimitEntry(**entry.model_dump()) for entry in body.entries],
+            version=body.version,
+            actor=person(request),
+            at=clock.now(),
+            reason=body.reason,
+        )
+        return Response(_limits_out(team))
+
+
 class MembersView(APIView):
     @extend_schema(summary="Who is in a team", responses=page_schema(bodies.MemberOut))
     def get(self, request: Request, name: str) -> Response:
@@ -287,4 +314,13 @@ def _quota_out(team: Team) -> dict[str, Any]:
         team=team.name,
         version=team.version,
         entries=[bodies.QuotaEntryOut.of(owned) for owned in entries],
+    ).model_dump()
+
+
+def _limits_out(team: Team) -> dict[str, Any]:
+    entries = [services.entry_of(limit) for limit in selectors.limits_of(team)]
+    return bodies.MemberLimitsOut(
+        team=team.name,
+        version=team.version,
+        entries=[bodies.MemberLimitOut(**asdict(entry)) for entry in entries],
     ).model_dump()
