@@ -1,6 +1,6 @@
 """What pages show of the planner's work: the queue and its reasons, what waits for what, who holds what."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -12,10 +12,10 @@ from django.db.models.functions import Coalesce
 
 from apps.inventory.models import Node
 from apps.jobs import selectors as jobs
-from apps.jobs.lifecycle import ENDED, State
+from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Job, Placement
 from apps.scheduling.models import Pass
-from apps.teams.models import User
+from apps.teams.models import Team, User
 
 _MOST_TO_COUNT: Final = 20_000
 _NO_RANK: Final = 2_000_000_000  # behind every job that a pass has ranked
@@ -145,6 +145,45 @@ def held_by_team_and_type(team_ids: Sequence[int] | None = None) -> tuple[Held, 
             [wanted, wanted],
         )
         return tuple(Held(*row) for row in cursor.fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class MemberUse:
+    """What one person has of one team now; jobs that are held wait too."""
+
+    user: User
+    n_running: int
+    n_waiting: int
+    devices: Mapping[str, Decimal]  # by name of the type, from the open claims
+
+
+def use_by_member(team: Team) -> tuple[MemberUse, ...]:
+    """Everyone with jobs of the team that wait or hold something. Everyone signed in may know."""
+    queued, holding = State.QUEUED.value, [state.value for state in HOLDING]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT job.user_id, count(*) FILTER (WHERE state <> %s), count(*) FILTER (WHERE state = %s)"
+            " FROM jobs_job job WHERE team_id = %s AND state = ANY(%s) GROUP BY job.user_id",
+            [queued, queued, team.pk, [queued, *holding]],
+        )
+        counts = {user_id: (n_running, n_waiting) for user_id, n_running, n_waiting in cursor.fetchall()}
+        cursor.execute(
+            "SELECT job.user_id, type.name, sum(claim.share) FROM jobs_job job"
+            " JOIN jobs_allocation allocation ON allocation.job_id = job.id AND allocation.ended_at IS NULL"
+            " JOIN jobs_placement placement ON placement.allocation_id = allocation.id"
+            " JOIN jobs_deviceclaim claim ON claim.placement_id = placement.id AND claim.released_at IS NULL"
+            " JOIN inventory_node node ON node.id = placement.node_id"
+            " JOIN inventory_acceleratortype type ON type.id = node.accelerator_type_id"
+            " WHERE job.team_id = %s AND job.state = ANY(%s) GROUP BY job.user_id, type.name",
+            [team.pk, holding],
+        )
+        held: dict[int, dict[str, Decimal]] = {}
+        for user_id, name, devices in cursor.fetchall():
+            held.setdefault(user_id, {})[name] = devices
+    users = User.objects.in_bulk(counts)
+    return tuple(
+        MemberUse(users[user_id], *counts[user_id], held.get(user_id, {})) for user_id in sorted(counts)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """What people come for, done in a real browser from sign-in to result."""
 
+import os
+
 from playwright.sync_api import expect
 
 from apps.dashboard.tests.facility import PASSWORD
 from apps.inventory.models import Node
 from apps.jobs.models import Job
-from apps.teams.models import Quota
-from tests.browser.conftest import PHONE, OpenWindow, Site
+from apps.teams.models import MemberLimit, Quota
+from tests.browser.conftest import DESKTOP, PHONE, OpenWindow, Site
 
 
 def test_signing_in_leads_to_the_page_that_was_asked_for(site: Site, open_window: OpenWindow) -> None:
@@ -84,6 +86,34 @@ def test_a_member_sees_the_quota_and_no_field_to_change_it(site: Site, open_wind
 
     expect(window.page.locator("main")).to_contain_text("pretraining")
     assert window.page.locator("main input[type=text], main .quota-input").count() == 0
+
+
+def test_a_lead_says_how_much_one_member_may_have(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.lead)
+    window.open(f"/quotas/{site.facility.pretraining.name}/?kind=H100")
+    page, member = window.page, site.facility.member
+    form = page.locator("#members")
+    form.get_by_label("H100 at most, every member", exact=True).fill("16")
+    form.get_by_label(f"Jobs waiting at most, {member.username}", exact=True).fill("no limit")
+    expect(form.locator("[data-unsaved]")).to_have_text("2 unsaved changes")
+    form.get_by_label("Reason").fill("fair for all")
+    form.get_by_role("button", name="Save limits").click()
+
+    expect(page.locator(".toast")).to_contain_text("limits of members were saved")
+    expect(page.locator("[name=devices-all]")).to_have_value("16")
+    expect(page.locator(f"[name=devices-{member.pk}]")).to_have_attribute("placeholder", "16")
+    expect(page.locator("main")).to_contain_text("every member, H100 at most no limit → 16")
+    assert set(MemberLimit.objects.values_list("what", "user__username", "most")) == {
+        ("devices", None, 16),
+        ("waiting_jobs", member.username, None),
+    }
+    assert window.troubles_here() == []
+    if folder := os.environ.get("SHOTS"):
+        for scheme, size in (("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE)):
+            look = open_window(site.facility.lead, size=size, scheme=scheme)
+            look.open(f"/quotas/{site.facility.pretraining.name}/?kind=H100")
+            look.page.screenshot(path=f"{folder}/{scheme}-{size['width']}.png", full_page=True)
+            assert look.troubles_here() == []
 
 
 def test_an_operator_drains_and_resumes_a_node_on_a_phone(site: Site, open_window: OpenWindow) -> None:

@@ -36,6 +36,7 @@ def paths(site: Site) -> dict[str, str]:
         "reservation new": "/reservations/new/",
         "quotas": "/quotas/",
         "quota": f"/quotas/{f.vision.name}/",
+        "members": f"/quotas/{f.pretraining.name}/",
         "passes": "/passes/",
         "pass": f"/passes/{f.last_pass.pk}/",
         "audit": "/audit/",

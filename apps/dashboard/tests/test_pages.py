@@ -18,7 +18,11 @@ from apps.dashboard.templatetags.ui import SPRITE
 from apps.dashboard.tests.facility import UNKIND, Facility, request
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation, Job
+from apps.scheduling import board
+from apps.teams import services as teams
 from apps.teams.models import Quota, Token, User
+from apps.teams.selectors import limits_of
+from apps.teams.services import MemberLimitEntry
 
 TEMPLATES = Path(settings.BASE_DIR) / "templates"
 STATIC = Path(settings.BASE_DIR) / "static"
@@ -507,3 +511,101 @@ def test_json_that_is_nested_too_deep_is_a_fault_of_the_form(facility: Facility)
     answer = signed_in(facility.member).post("/jobs/new/", {"json": "[" * 50_000})
 
     assert answer.status_code == 400
+
+
+def member_form(facility: Facility, **cells: str) -> dict[str, str]:
+    facility.pretraining.refresh_from_db()
+    return {"part": "members", "kind": "H100", "version": str(facility.pretraining.version), **cells}
+
+
+def test_a_lead_says_how_much_one_member_may_have_and_other_types_stay_as_they_are(
+    facility: Facility,
+) -> None:
+    team, max_ = facility.pretraining, facility.member
+    other = MemberLimitEntry("devices", 3, None, "cpu-slot")
+    team.refresh_from_db()
+    teams.set_member_limits(team=team, entries=[other], actor=None, at=clock.now(), version=team.version)
+    form = member_form(
+        facility,
+        **{"devices-all": "8", "waiting_jobs-all": "no limit", f"devices-{max_.pk}": "No limit"},
+        **{f"running_jobs-{max_.pk}": "2"},
+    )
+    answer = signed_in(facility.lead).post("/quotas/pretraining/", form)
+
+    assert answer.status_code == 302
+    assert {teams.entry_of(limit) for limit in limits_of(team)} == {
+        other,
+        MemberLimitEntry("devices", 8, None, "H100"),
+        MemberLimitEntry("devices", None, "max", "H100"),
+        MemberLimitEntry("running_jobs", 2, "max"),
+    }
+    page = signed_in(facility.viewer).get("/quotas/pretraining/?kind=H100").content.decode()
+    assert "every member, H100 at most no limit → 8" in page
+    assert "max, H100 at most as every member → no limit" in page
+    assert "quota-input" not in page
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "NaN", "9999999", "8 devices", "\u0663", "none"])
+def test_a_limit_of_members_that_is_no_count_is_an_error_at_its_field(facility: Facility, text: str) -> None:
+    name = f"devices-{facility.member.pk}"
+    form = member_form(facility, **{name: text, "running_jobs-all": "4"})
+    answer = signed_in(facility.lead).post("/quotas/pretraining/", form)
+
+    assert answer.status_code == 400
+    assert f"error-{name}" in answer.content.decode()
+    assert not limits_of(facility.pretraining)
+
+
+def test_an_old_form_of_members_is_refused_with_both_values(facility: Facility) -> None:
+    form = member_form(facility, **{"running_jobs-all": "4"}) | {"version": "1"}
+    answer = signed_in(facility.lead).post("/quotas/pretraining/", form)
+
+    assert answer.status_code == 409
+    assert "Somebody else saved meanwhile" in answer.content.decode()
+
+
+@pytest.mark.parametrize("who", ["member", "viewer", "operator", "auditor"])
+def test_limits_of_members_are_not_changed_by_who_does_not_lead(facility: Facility, who: str) -> None:
+    form = member_form(facility, **{"running_jobs-all": "4"})
+
+    assert signed_in(getattr(facility, who)).post("/quotas/pretraining/", form).status_code == 403
+
+
+def test_members_are_shown_with_what_they_have_of_what_they_may(facility: Facility) -> None:
+    team = facility.pretraining
+    team.refresh_from_db()
+    teams.set_member_limits(
+        team=team,
+        entries=[MemberLimitEntry("running_jobs", 7), MemberLimitEntry("waiting_jobs", 41)],
+        actor=None,
+        at=clock.now(),
+        version=team.version,
+    )
+    use = next(use for use in board.use_by_member(team) if use.user == facility.member)
+    page = re.sub(
+        r"<[^>]+>|\s+", " ", signed_in(facility.member).get("/quotas/pretraining/").content.decode()
+    )
+    said = re.sub(r"\s+", " ", page)
+
+    assert min(use.n_running, use.n_waiting, use.devices["H100"]) > 0
+    assert f"{use.n_running} of 7" in said
+    assert f"{use.n_waiting} of 41" in said
+
+
+def test_a_team_with_sub_teams_has_no_members_with_jobs_of_its_own(facility: Facility) -> None:
+    lead = signed_in(facility.lead)
+    assert "What one member may have" not in lead.get("/quotas/Vision/").content.decode()
+    assert lead.post("/quotas/Vision/", member_form(facility)).status_code == 404
+
+
+def test_however_many_members_a_team_has_its_page_asks_as_often(facility: Facility) -> None:
+    viewer = signed_in(facility.viewer)
+    with CaptureQueriesContext(connection) as before:
+        viewer.get("/quotas/pretraining/")
+    for number in range(12):
+        one = teams.create_user(username=f"m{number}", password=None, actor=None, at=clock.now())
+        teams.set_member(team_id=facility.pretraining.pk, user=one, role="member", actor=None, at=clock.now())
+    with CaptureQueriesContext(connection) as after:
+        viewer.get("/quotas/pretraining/")
+
+    assert len(after) == len(before)

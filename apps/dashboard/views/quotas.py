@@ -15,6 +15,8 @@ from django.views.decorators.http import require_GET
 
 from apps.core import clock
 from apps.core.errors import DomainError, Forbidden, NotFound, VersionConflict
+from apps.dashboard.cells import Cell
+from apps.dashboard.views import member_limits
 from apps.dashboard.views.common import page, viewer_of
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
@@ -23,24 +25,7 @@ from apps.scheduling import selectors as scheduling
 from apps.teams import policies, selectors, services
 from apps.teams.models import Quota, Team
 
-_MOST: Final = 1_000_000
 _N_CHANGES: Final = 10
-
-
-@dataclass
-class Cell:
-    """One number of the form: what is stored, what was typed, and what is wrong with it."""
-
-    name: str
-    stored: str
-    typed: str
-    label: str
-    error: str = ""
-    was: str = ""
-
-    @property
-    def is_changed(self) -> bool:
-        return self.typed != self.stored
 
 
 @dataclass
@@ -203,17 +188,26 @@ def team_quota(request: HttpRequest, name: str) -> HttpResponse:
     if not scene.kinds:
         raise Http404("the facility has no accelerator types yet")
     if request.method == "POST":
+        if request.POST.get("part") == member_limits.PART:
+            return _save_members(request, scene, team)
         return _save(request, scene, team)
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "POST"])
     return _show(request, scene, team, _table(scene, team))
 
 
-def _show(request: HttpRequest, scene: Scene, team: Team, table: Table, status: int = 200) -> HttpResponse:
+def _show(
+    request: HttpRequest,
+    scene: Scene,
+    team: Team,
+    table: Table,
+    status: int = 200,
+    members: member_limits.Section | None = None,
+) -> HttpResponse:
     ids = [row.team.pk for row in table.rows] + [team.pk]
     changes = (
         events.visible_to(scene.viewer)
-        .filter(subject_kind="team", subject_id__in=ids, kind__in=("quota.changed", "team.updated"))
+        .filter(subject_kind="team", subject_id__in=ids, kind__in=_DIFFERENCES)
         .order_by("-id")[:_N_CHANGES]
     )
     subs = scene.sub_teams(team)
@@ -225,13 +219,16 @@ def _show(request: HttpRequest, scene: Scene, team: Team, table: Table, status: 
         )
         for quota in team.quotas.all()
     ]
+    if members is None and not subs:  # the jobs of a team with sub-teams are theirs
+        members = member_limits.section(scene.viewer, team, scene.kind)
     context = {
         "team": team,
         "table": table,
+        "members": members,
         "kinds": scene.kinds,
         "kind": scene.kind,
         "figures": figures,
-        "changes": [(event, _difference(event.before, event.after)) for event in changes],
+        "changes": [(event, _DIFFERENCES[event.kind](event.before, event.after)) for event in changes],
     }
     return render(request, "dashboard/pages/quota.html", context, status=status)
 
@@ -314,10 +311,9 @@ def _save(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
     if any(cell.error for row in table.rows for cell in row.cells):
         table.errors.append("Nothing was saved: some numbers are not right.")
         return _show(request, scene, team, table, status=400)
-    back = f"{reverse('dashboard:team-quota', args=[team.name])}?{urlencode({'kind': kind})}"
     if not changes:
         messages.info(request, "Nothing was changed.")
-        return HttpResponseRedirect(back)
+        return HttpResponseRedirect(_address(team, kind))
     reason = request.POST.get("reason", "").strip()[:500]
     try:
         services.set_quotas(changes=changes, actor=scene.viewer, at=clock.now(), reason=reason)
@@ -333,7 +329,25 @@ def _save(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
     messages.success(
         request, f"The quota of {len(changes)} {'team' if len(changes) == 1 else 'teams'} was saved."
     )
-    return HttpResponseRedirect(back)
+    return HttpResponseRedirect(_address(team, kind))
+
+
+def _save_members(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
+    if scene.sub_teams(team):
+        raise Http404("the jobs of a team with sub-teams are theirs")
+    members = member_limits.section(scene.viewer, team, scene.kind)
+    status = member_limits.save(request, scene.viewer, members)
+    if status != 302:
+        return _show(request, scene, team, _table(scene, team), status, members)
+    if members.n_changed:
+        messages.success(request, "The limits of members were saved.")
+    else:
+        messages.info(request, "Nothing was changed.")
+    return HttpResponseRedirect(_address(team, scene.kind))
+
+
+def _address(team: Team, kind: str) -> str:
+    return f"{reverse('dashboard:team-quota', args=[team.name])}?{urlencode({'kind': kind})}"
 
 
 def _read(cell: Cell, request: HttpRequest) -> int | None:
@@ -346,10 +360,7 @@ def _read(cell: Cell, request: HttpRequest) -> int | None:
         if cell.name.startswith("entitlement"):
             cell.error = "is missing"
         return None
-    if not (cell.typed.isascii() and cell.typed.isdigit() and int(cell.typed) <= _MOST):
-        cell.error = f"must be a whole number from 0 to {_MOST:,}".replace(",", "\u202f")
-        return None
-    return int(cell.typed)
+    return cell.number()
 
 
 def _difference(before: Any, after: Any) -> list[str]:
@@ -375,3 +386,6 @@ def _limit(key: str, value: Any) -> str:
     if value is None:
         return "0" if key == "entitlement" else "no limit"
     return str(value)
+
+
+_DIFFERENCES: Final = {"quota.changed": _difference, "quota.member_limits_changed": member_limits.difference}
