@@ -130,7 +130,8 @@ class _Builder:
         s, g = self.scenario, self.graph
         depth = _depths({row.name: [row.parent] if row.parent else [] for row in s.teams})
         for row in s.teams:
-            self.team_of[row.name] = g.vertex("team", depth[row.name], row.weight)
+            limits = () if row.member_jobs is None else (row.member_jobs,)
+            self.team_of[row.name] = g.vertex("team", depth[row.name], row.weight, *limits)
         for row in s.teams:
             at = self.team_of[row.name]
             if row.parent is not None:
@@ -139,6 +140,8 @@ class _Builder:
                 maps = (row.quota, row.borrow_limit, row.lend_limit, row.used)
                 numbers = [numbers.get(kind) for numbers in maps]
                 g.edge_by(at, self.type_of[kind], "quota", *map(_plain, numbers))
+            for kind, number in sorted(row.member_limit.items()):
+                g.edge_by(at, self.type_of[kind], "member_limit", number)
         if not s.teams:
             labels = {job.team for job in s.jobs} | {name for row in s.reservations for name in row.teams}
             for label in sorted(label for label in labels if label is not None):

@@ -747,6 +747,7 @@ class Simulation:
             running=tuple(self._at_risk(running) for running in self.running.values()),
             queue=tuple(self.queue.values()),
             teams=teams,
+            members=self.world.members,
             bookings=self.world.bookings,
             promises=self._promises,
             ended_early=self._gave_back,

@@ -172,6 +172,11 @@ class TeamRow(Strict):
     quota: Quota = Field(default_factory=dict)
     borrow_limit: Quota = Field(default_factory=dict)
     lend_limit: Quota = Field(default_factory=dict)
+    member_limit: Quota = Field(
+        default_factory=dict,
+        description="Devices that one user may hold at once, by type; absent: any number.",
+    )
+    member_jobs: CountOrZero | None = Field(None, description="Jobs that one user may run at once.")
     weight: Positive = 1.0
     used: Used = Field(
         default_factory=dict,
@@ -688,7 +693,7 @@ class _References:
         places = {row.name: index for index, row in self.parts.teams.items()}
         arrows: dict[int, list[int]] = {}
         for index, row in self.parts.teams.items():
-            for field in ("quota", "borrow_limit", "lend_limit", "used"):
+            for field in ("quota", "borrow_limit", "lend_limit", "member_limit", "used"):
                 for kind in getattr(row, field):
                     self._known(kind, self.types, "accelerator type", "teams", index, field, kind)
             if row.parent is not None and self._known(

@@ -19,6 +19,7 @@ from apps.scheduling.engine.facts import (
     Facility,
     Gang,
     Kind,
+    Member,
     Placing,
     Policy,
     Shape,
@@ -77,6 +78,7 @@ class World:
     job_at: Mapping[str, int]
     kind_at: Mapping[str, int]
     teams: tuple[Team, ...]
+    members: tuple[Member, ...]
     bookings: tuple[Booking, ...]
     datasets: tuple[Dataset, ...]  # as they lie at the start
     jobs: tuple[SimJob, ...]
@@ -112,6 +114,7 @@ def build_world(scenario: Scenario) -> World:
         job_at={job.name: job.index for job in jobs},
         kind_at=kind_at,
         teams=_teams(team_rows, team_at, kind_at),
+        members=_members(scenario, team_rows, team_at, order.users, kind_at),
         bookings=bookings,
         datasets=datasets,
         jobs=jobs,
@@ -222,6 +225,27 @@ def _teams(rows: list[TeamRow], team_at: Mapping[str, int], kind_at: Mapping[str
             decayed_use_s={kind_at[name]: device_s for name, device_s in sorted(row.used.items())},
         )
         for position, row in enumerate(rows)
+    )
+
+
+def _members(
+    scenario: Scenario,
+    rows: list[TeamRow],
+    team_at: Mapping[str, int],
+    users: tuple[str, ...],
+    kind_at: Mapping[str, int],
+) -> tuple[Member, ...]:
+    """Users of teams that limit what one may hold; jobs without a user are nobody's."""
+    user_at = {name: position for position, name in enumerate(users)}
+    limited = {row.name: row for row in rows if row.member_limit or row.member_jobs is not None}
+    pairs = {
+        (team_at[job.team], user_at[job.user], job.team, job.user)
+        for job in scenario.jobs
+        if job.user is not None and job.team in limited
+    }
+    return tuple(
+        Member(team, user, name, _by_kind(limited[of].member_limit, kind_at), limited[of].member_jobs)
+        for team, user, of, name in sorted(pairs)
     )
 
 

@@ -107,6 +107,10 @@ def team_lists(draw: st.DrawFn) -> list[Scene]:
             team["borrow_limit"] = {"A": draw(st.integers(0, 6))}
         if draw(st.booleans()):
             team["lend_limit"] = {"A": draw(st.integers(0, 6))}
+        if draw(st.integers(0, 2)) == 0:
+            team["member_limit"] = {draw(st.sampled_from(["A", "B"])): draw(st.integers(0, 6))}
+        if draw(st.integers(0, 3)) == 0:
+            team["member_jobs"] = draw(st.integers(0, 3))
         teams.append(team)
     if draw(st.booleans()):
         teams.append({"name": "alone", "quota": {"A": 4, "B": 4}})
@@ -170,7 +174,7 @@ def jobs_of(draw: st.DrawFn, index: int, leaves: list[str], n_reservations: int)
         job["deadline"] = draw(st.sampled_from([20, 60]))
     if n_reservations and draw(st.integers(0, 4)) == 0:
         job["reservation"] = f"booking{draw(st.integers(0, n_reservations - 1))}"
-    if draw(st.integers(0, 3)) == 0:
+    if draw(st.booleans()):
         job["user"] = draw(st.sampled_from(["ann", "bob"]))
     return job
 

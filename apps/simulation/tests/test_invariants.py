@@ -50,6 +50,29 @@ def test_no_device_has_more_than_one_whole_owner(scene):
 
 @SLOW
 @given(scenes())
+def test_no_member_has_more_than_one_member_may_at_any_instant(scene):
+    kinds = {node["name"]: node["accelerator"] for node in scene["facility"]["nodes"]}
+    jobs = {job["name"]: job for job in scene["jobs"]}
+    limits = {team["name"]: team for team in scene["teams"]}
+    for _, _, held in device_use(run_scene(scene)):
+        devices: dict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
+        n_jobs: dict[tuple[str, str], int] = defaultdict(int)
+        for name, shares in held.items():
+            job = jobs[name]
+            if "user" not in job or "team" not in job:
+                continue
+            n_jobs[job["team"], job["user"]] += 1
+            for (node, _), share in shares:
+                kind = kinds.get(node) or kinds[node.rpartition("-")[0]]
+                devices[job["team"], job["user"], kind] += share
+        for (team, _, kind), amount in devices.items():
+            assert amount <= limits[team].get("member_limit", {}).get(kind, amount)
+        for (team, _), n in n_jobs.items():
+            assert n <= limits[team].get("member_jobs", n)
+
+
+@SLOW
+@given(scenes())
 def test_a_gang_starts_whole(scene):
     replicas = {job["name"]: job.get("replicas", 1) for job in scene["jobs"]}
     for line in run_scene(scene).lines:
