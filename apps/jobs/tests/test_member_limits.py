@@ -1,10 +1,11 @@
 """How many jobs one member may have waiting: what is over it is refused, whole, and never slips in side by side."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.jobs import services
 from apps.jobs.errors import Refused
-from apps.jobs.ledger import submission
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import NOON, allocate, fleet, job, person, request, team
@@ -108,15 +109,18 @@ def test_by_rest_it_is_a_409_that_names_the_limit(ours):
         ]
 
 
-def test_however_many_are_submitted_they_are_counted_by_two_queries(ours, django_assert_num_queries):
+def test_however_many_are_submitted_a_limit_costs_two_queries(ours):
     me = person(ours)
-    requests = [request(ours)] * 500
-    names = submission.Names(requests, me)
-    with django_assert_num_queries(1):  # no limit: asked for, and no more
-        submission._require_few_waiting(names, requests, me)
-    at_most(ours, 500)
-    with django_assert_num_queries(3):  # the limit, a lock, a count
-        submission._require_few_waiting(names, requests, me)
+
+    def n_queries(n_jobs):
+        with CaptureQueriesContext(connection) as asked:
+            services.submit_bulk(requests=[request(ours)] * n_jobs, actor=me, at=NOON)
+        return len(asked)
+
+    n_queries(3)
+    without = n_queries(3), n_queries(200)
+    at_most(ours, 1000)
+    assert (n_queries(3), n_queries(200)) == (without[0] + 2, without[1] + 2)  # a lock, a count
 
 
 @pytest.mark.django_db(transaction=True)
