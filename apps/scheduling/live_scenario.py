@@ -26,7 +26,6 @@ from apps.scheduling.engine.predict import History
 from apps.scheduling.snapshot import Taken, take_snapshot
 
 UNKNOWN_S: Final = 3600.0  # a job of which nothing at all is known
-LEAVING_S: Final = 10.0  # one that was asked to stop holds its devices so long
 ITSELF: Final = " (itself)"  # of a team with sub-teams, the leaf that has its own jobs
 _LEAST_S: Final = 1.0  # a job that runs has at least so much ahead
 _KEPT_RUNS: Final = 2  # of an owner, as many as engine.predict weighs
@@ -422,7 +421,8 @@ class _Teller:
             rows.append(row)
             run_times[source] += 1
             if run.is_leaving:
-                events.append({"t": LEAVING_S, "type": "cancel", "job": row["name"]})
+                leaves_s = max(_LEAST_S, run.ends_s - self.now_s)  # the rest of its grace
+                events.append({"t": leaves_s, "type": "cancel", "job": row["name"]})
         for gang in queue:
             row, source = self._waiting(gang)
             rows.append(row)
@@ -479,7 +479,10 @@ class _Teller:
         }
         if run.gang.limit_s != inf:
             # One that is over its limit still holds its devices, as long as the planner counts on.
-            row["time_limit"] = max(run.ends_s - run.started_s, since_s + _LEAST_S)
+            lasts_s = run.ends_s - run.started_s
+            if run.is_leaving:  # that ends it by an event of its own
+                lasts_s = max(run.gang.limit_s, lasts_s + _LEAST_S)
+            row["time_limit"] = max(lasts_s, since_s + _LEAST_S)
         self._note_job(row["name"], run.gang, source, is_running=True)
         return row, source
 

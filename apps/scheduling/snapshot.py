@@ -328,7 +328,8 @@ _GANG_COLUMNS: Final = """
 _GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
 _ALLOCATION_COLUMNS: Final = """
     id, job_id, extract(epoch FROM bound_at)::float8, extract(epoch FROM observed_started_at)::float8,
-    desired_state, desired_power_cap_share, grace_s, extract(epoch FROM data_due_at)::float8
+    desired_state, desired_power_cap_share, grace_s, extract(epoch FROM data_due_at)::float8,
+    extract(epoch FROM stop_at)::float8
 """
 _NODE_COLUMNS: Final = """
     id, name, accelerator_type_id, n_devices, cpus, memory_gib, scale_up_id, leaf_id, power_id, cooling_id, storage_id,
@@ -992,11 +993,16 @@ class _Reader:
 
     def _held(self, row: Row, kept: _Kept, placing: Placing) -> _Held:
         """The one place where a row of `_ALLOCATION_COLUMNS` becomes a Running."""
-        allocation_id, _, bound_s, started_s, desired, cap, grace_s, data_due_s = row
+        allocation_id, _, bound_s, started_s, desired, cap, grace_s, data_due_s, stop_s = row
         gang = kept.gang
         since_s = bound_s if started_s is None else started_s
         # One that waits for its data begins when that has come, at the latest.
         begins_s = data_due_s if started_s is None and data_due_s is not None else since_s
+        ends_s = begins_s + (gang.limit_s if gang.limit_s != inf else gang.work_s)
+        is_leaving = desired == Desired.STOP
+        if is_leaving and stop_s is not None:
+            # It does not hold its devices to its limit any more: after the grace it is killed.
+            ends_s = min(ends_s, stop_s + grace_s)
         devices: dict[int, float] = defaultdict(float)
         for share in placing:
             if share.devices:
@@ -1010,9 +1016,9 @@ class _Reader:
                 gang=gang,
                 placing=placing,
                 started_s=since_s,
-                ends_s=begins_s + (gang.limit_s if gang.limit_s != inf else gang.work_s),
+                ends_s=ends_s,
                 cap=cap,
-                is_leaving=desired == Desired.STOP,
+                is_leaving=is_leaving,
             ),
             devices=tuple(devices.items()),
         )

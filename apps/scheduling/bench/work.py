@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from apps.jobs import intake
 from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Allocation, Job
+from apps.jobs.models import Allocation, Desired, Job
 from apps.jobs.spec import JobRequest
 from apps.scheduling.bench import hall
 
@@ -104,6 +104,18 @@ def some_open(n: int, *, state: str = "") -> list[Open]:
     if state:
         rows = rows.filter(observed_state=state)
     return [Open(*row) for row in rows.order_by("id").values_list("id", "fence")[:n]]
+
+
+def leaving() -> list[Open]:
+    """The attempts that were asked to stop and have not ended."""
+    rows = Allocation.objects.filter(ended_at=None, desired_state=Desired.STOP)
+    return [Open(*row) for row in rows.order_by("id").values_list("id", "fence")]
+
+
+def leave(attempts: Sequence[Open], at: datetime) -> None:
+    """Report that they ended because they were asked to."""
+    for one in attempts:
+        jobs.allocation_ended(allocation_id=one.allocation_id, fence=one.fence, at=at, outcome="vacated")
 
 
 def start(attempts: Sequence[Open], at: datetime) -> None:

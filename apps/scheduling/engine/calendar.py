@@ -543,16 +543,12 @@ class Calendar:
         """Whether just these devices, and all else it takes, are free now."""
         return self._is_free(self.now, charge)
 
-    def has_free_at(self, charge: Charge, at_s: float) -> bool:
-        """The same at a later instant."""
-        return self._is_free(self._at(at_s), charge)
-
     def _is_free(self, now: State, charge: Charge) -> bool:
         if (now.dev[charge.devices] < charge.taken).any():
             return False
         trial = now.copy(now.at_s)
         trial.charge(self.frame, self.tree, charge, 1)
-        return not self._is_overdrawn(trial, charge.nodes) and all(
+        return not self._is_overdrawn(trial, charge) and all(
             self.tree.available(now.use, charge.team, kind) >= steps
             for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
         )
@@ -574,7 +570,7 @@ class Calendar:
         ):
             return False
         self.lift([held], 1)
-        if self.overdrawn(charge.nodes, self.now_s, held.end_s):
+        if self.overdrawn(charge, self.now_s, held.end_s):
             self.lift([held])
             return False
         if held.end_s != inf:
@@ -587,15 +583,17 @@ class Calendar:
         self.drop(gang.id)
         self.start(gang, charge, end_s)
 
-    def overdrawn(self, nodes: IntArray, after_s: float, until_s: float) -> bool:
-        """Whether more is taken than there is, on these nodes or above them, at a pinch in [after_s, until_s)."""
+    def overdrawn(self, charge: Charge, after_s: float, until_s: float) -> bool:
+        """Whether more is taken than there is, where this charge lies, at a pinch in [after_s, until_s)."""
         return any(
-            after_s <= pinch.at_s < until_s and self._is_overdrawn(pinch, nodes) for pinch in self.pinches
+            after_s <= pinch.at_s < until_s and self._is_overdrawn(pinch, charge) for pinch in self.pinches
         )
 
-    def _is_overdrawn(self, state: State, nodes: IntArray) -> bool:
+    def _is_overdrawn(self, state: State, charge: Charge) -> bool:
+        nodes = charge.nodes
         return bool(
             (state.whole[nodes] < 0).any()
+            or (state.dev[charge.devices] < 0).any()
             or (state.cpu[nodes] < 0).any()
             or (state.mem[nodes] < 0).any()
             or (state.head[self.frame.paths[nodes]] < 0).any()
@@ -614,6 +612,42 @@ class Calendar:
         if end_s != inf:
             self._coming.at(end_s, -1, position)
         return Promise(position, charge, start_s, end_s)
+
+    def promise_if_free(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> "Promise | None":
+        """Promise just this place, if nothing else is counted on there from start_s to end_s."""
+        self._pinch(start_s)
+        low, high = bisect_left(self._pinch_at_s, start_s), bisect_left(self._pinch_at_s, end_s)
+        states = self.pinches[low:high]
+        if any((state.dev[charge.devices] < charge.taken).any() for state in states) or any(
+            self._pool.quota_left_between(1 + low, 1 + high, charge.team, kind) < steps
+            for kind, steps in self._limited(charge)
+        ):
+            return None
+        promise = self.promise(gang, charge, start_s, end_s)
+        if self._is_closed(gang, charge, states, end_s) or self.overdrawn(charge, start_s, end_s):
+            self.withdraw(promise)
+            return None
+        return promise
+
+    def _limited(self, charge: Charge) -> list[tuple[int, int]]:
+        """Columns of quota that a charge takes of, and how much."""
+        if charge.team == NONE:
+            return []
+        both = zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
+        return [(kind, steps) for kind, steps in both if self.tree.counted[kind]]
+
+    def _is_closed(self, gang: Gang, charge: Charge, states: Sequence[State], end_s: float) -> bool:
+        """Whether a booking that the gang may not use needs what the charge has taken in one of these states."""
+        if not self.bookings or not states:
+            return False
+        shut = self.closed(gang, states[0].at_s, end_s)
+        if shut is not None and np.isin(charge.nodes, shut).any():
+            return True
+        holds = ((state, self.hold(state, gang, end_s)) for state in states)
+        return any(
+            hold is not None and (state.whole[charge.nodes] < hold[charge.nodes]).any()
+            for state, hold in holds
+        )
 
     def withdraw(self, promise: "Promise") -> None:
         """Take a promise back, so that another can be made in its place."""

@@ -342,6 +342,8 @@ class Pass:
         if any(r.start_s < self.now_s and r.job_id in gangs for r in self.snapshot.promises):
             # This pass comes late: what was promised fits together no longer, and is promised anew, in order.
             return kept
+        # Promises were made as if whoever was evicted had gone at once; some are still there.
+        is_sure = not any(running.is_leaving for running in self.snapshot.running)
         for reserve in self.snapshot.promises:
             gang = gangs.get(reserve.job_id)
             if gang is None:
@@ -350,9 +352,11 @@ class Pass:
             start_s = max(reserve.start_s, self.now_s)
             if start_s > self.now_s:
                 end_s = self._exact_end_s(gang, found, start_s)
-                kept[gang.id] = self.calendar.promise(
-                    gang, charge_of(self.frame, self.tree, gang, reserve.placing), start_s, end_s
-                )
+                charge = charge_of(self.frame, self.tree, gang, reserve.placing)
+                promise = self.calendar.promise if is_sure else self.calendar.promise_if_free
+                made = promise(gang, charge, start_s, end_s)
+                if made is not None:
+                    kept[gang.id] = made
         return kept
 
     def _take_earmarks(self) -> dict[int, bool]:
@@ -367,14 +371,13 @@ class Pass:
             gang = gangs.get(reserve.job_id)
             if (
                 gang is None
-                or gang.is_held
+                or explain.own_reason(self, gang, 0) is not None
                 or not self.snapshot.is_usable[[s.node for s in reserve.placing]].all()
             ):
                 continue
-            found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "earmarked")
-            charge = charge_of(self.frame, self.tree, gang, reserve.placing)
-            if self.calendar.has_free(charge):
-                self._start(gang, Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s)))
+            offer = self._as_promised(gang, replace(reserve, start_s=self.now_s))
+            if offer is not None:
+                self._start(gang, offer)
                 earmarked[gang.id] = False
                 continue
             nodes = {share.node for share in reserve.placing}
@@ -387,13 +390,31 @@ class Pass:
                     if r.is_leaving and any(share.node in nodes for share in r.placing)
                 ),
             )
-            if start_s == inf or not self.calendar.has_free_at(charge, start_s):
-                continue  # somebody else is there: it looks for a place as any other job does
-            end_s = self._exact_end_s(gang, found, start_s)
-            self.promised[gang.id] = self.calendar.promise(gang, charge, start_s, end_s)
+            # Any whole devices there will do: what it takes is named when it starts.
+            placing = tuple(
+                share if gang.shape.asks[share.group].share_steps else replace(share, devices=())
+                for share in reserve.placing
+            )
+            found = Found(placing, int(self.frame.kind[placing[0].node]), "")
+            promise = None
+            if start_s != inf:
+                end_s = self._exact_end_s(gang, found, start_s)
+                charge = charge_of(self.frame, self.tree, gang, placing)
+                if self._is_inside(gang, start_s, end_s):
+                    promise = self.calendar.promise_if_free(gang, charge, start_s, end_s)
+            if promise is None:
+                continue  # somebody else is, or will be, there: it looks for a place as any other job does
+            self.promised[gang.id] = promise
             self.reserves.append(Reserve(gang.id, start_s, reserve.placing))
             earmarked[gang.id] = True
         return earmarked
+
+    def _is_inside(self, gang: Gang, start_s: float, end_s: float) -> bool:
+        """Whether that time lies in the reservation that the gang asks for, if it asks for one."""
+        if gang.shape.reservation == NONE:
+            return True
+        booking = self.snapshot.bookings[gang.shape.reservation]
+        return booking.start_s <= start_s and end_s <= booking.end_s
 
     # -- one gang ---------------------------------------------------------------------------------------------------
 
@@ -655,10 +676,7 @@ class Pass:
                 may_use[view.shut] = False
             if gang.shape.reservation != NONE:
                 position = calendar.position.get(gang.shape.reservation)
-                if position is None:
-                    return None  # it is over
-                booking = calendar.bookings[position]
-                if first.at_s < booking.start_s or until_s > booking.end_s:
+                if position is None or not self._is_inside(gang, first.at_s, until_s):
                     return None
                 booked = calendar.booked_nodes[position]
                 only = np.minimum.reduce(
@@ -763,12 +781,15 @@ class Pass:
         """
         if reserve.start_s > self.now_s:
             return None
-        least, nodes = self.least(gang), [share.node for share in reserve.placing]
+        nodes = [share.node for share in reserve.placing]
+        sized = self.sizer.at(gang, sizes_of(gang, reserve.placing)) if gang.is_elastic else gang
         kind = int(self.frame.kind[nodes[0]])
         within = np.zeros(self.frame.n_nodes, dtype=bool)
         within[nodes] = True
         end_s = self._exact_end_s(gang, Found(reserve.placing, kind, ""), self.now_s)
-        found = self.fit(least, kind, self.calendar.now, end_s - self.now_s, named=True, within=within)
+        lasts_s, hold_s = end_s - self.now_s, self.policy.staging_hold_s if gang.datasets else 0.0
+        now = self.calendar.now
+        found = self.fit(sized, kind, now, lasts_s, named=True, hold_s=hold_s, within=within)
         return None if found is None else Offer(found, self.now_s, self._exact_end_s(gang, found, self.now_s))
 
     def _largest(self, gang: Gang, least: Gang, kind: int, duration_s: float) -> Found | None:

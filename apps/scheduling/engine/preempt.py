@@ -495,7 +495,7 @@ class _Trial:
         calendar.lift(lifted)
         calendar.lift(put, 1)
         try:
-            if any(calendar.overdrawn(rest.charge.nodes, since_s, rest.end_s) for rest, since_s in late):
+            if any(calendar.overdrawn(rest.charge, since_s, rest.end_s) for rest, since_s in late):
                 return False
             # Just as it will be asked for when they are gone.
             found: Found | None = walk.fit(self.gang, self.kind, calendar.now, self.duration_s, named=True)
