@@ -750,6 +750,38 @@ def quota_left(
 
 
 @_compile
+def give_back(
+    places: IntArray,
+    bounds: IntArray,
+    held: tuple[IntArray, IntArray, IntArray, IntArray, IntArray],
+    paths: IntArray,
+    n_devices: IntArray,
+    left: tuple[IntArray, IntArray, IntArray, IntArray],
+) -> None:
+    """Add what some victims hold to what is left, in place; no node has more than all its devices.
+
+    Args:
+        places: (v,) positions of the victims; the i-th holds the shares bounds[i]..bounds[i + 1] - 1.
+        held: (s,) nodes, and what is held there: whole, cpu, mem and draw, as in a charge.
+        left: (n,) whole, cpu and mem, (l + 1,) head, as in a state.
+    """
+    nodes, wholes, cpus, mems, draws = held
+    whole, cpu, mem, head = left
+    last = len(head) - 1
+    for place in places:
+        for s in range(bounds[place], bounds[place + 1]):
+            node = nodes[s]
+            whole[node] = min(whole[node] + wholes[s], n_devices[node])
+            cpu[node] += cpus[s]
+            mem[node] += mems[s]
+            if draws[s] > 0:
+                for column in range(paths.shape[1]):
+                    limit = paths[node, column]
+                    if limit != last:
+                        head[limit] += draws[s]
+
+
+@_compile
 def may_take(
     priority: IntArray,
     team: IntArray,

@@ -46,6 +46,9 @@ class Terms:
     fragments: Fragments | None = None  # how single replicas are placed; None: by best fit
 
 
+Amounts = tuple[IntArray, IntArray, IntArray, IntArray]  # (n,) whole, cpu and mem; (l + 1,) head: as in State
+
+
 @dataclass(slots=True)
 class Found:
     """A placing, and how it came about."""
@@ -179,6 +182,37 @@ def node_room(frame: Frame, ask: Ask, kind: int, left: "_Left", terms: Terms) ->
     if ask.memory_gib:
         room = np.minimum(room, (left.mem if terms.busy else frame.mem) // micro_of(ask.memory_gib))
     return np.where(mask, np.clip(room, 0, n), 0)
+
+
+def may_hold(frame: Frame, shape: Shape, kind: int, most: Amounts, may_use: BoolArray) -> bool:
+    """Whether sums alone leave it open that every group of a shape has a place on nodes of this kind.
+
+    False is certain; True is not: groups are looked at one by one, and fractions not at all.
+
+    Args:
+        most: No more than this will be free, on any node and under any limit.
+    """
+    whole, cpu, mem, head = most
+    for ask in shape.asks:
+        if not ask.devices:
+            continue
+        n = ask.n_replicas
+        draw = frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) if frame.has_limits else 0
+        room, total = whole_room(
+            may_use, frame.nodes_of[kind], whole, cpu, mem, head, frame.paths,
+            ask.devices, micro_of(ask.cpus), micro_of(ask.memory_gib), draw, n,
+        )  # fmt: skip
+        if total < n:
+            return False
+        if ask.required is not None:
+            level, n_level = frame.level[ask.required], frame.n_level[ask.required]
+            inside = room * frame.has_level[ask.required]
+            if int(domain_sums(level, n_level, inside, inside)[0].max(initial=0)) < n:
+                return False
+        if draw and frame.n_limit_trees == 1:
+            if most_under_limits(frame.nodes_of[kind], room, head, frame.paths, draw, n) < n:
+                return False
+    return True
 
 
 def _free_room(

@@ -13,20 +13,20 @@ own). A job that would have to borrow itself takes nothing from a team that is w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apps.scheduling.engine.calendar import Held
 from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placing, Running, Share
-from apps.scheduling.engine.frame import LEVELS
-from apps.scheduling.engine.kernels import may_take
-from apps.scheduling.engine.placement import Found, total_steps
+from apps.scheduling.engine.frame import LEVELS, Frame
+from apps.scheduling.engine.kernels import give_back, may_take
+from apps.scheduling.engine.placement import Amounts, Found, may_hold, total_steps
 from apps.scheduling.engine.sizes import end_after, sizes_of
-from apps.scheduling.engine.state import Charge, charge_of
+from apps.scheduling.engine.state import Charge, Floor, charge_of
 from apps.scheduling.engine.units import BIG, FULL
 
 if TYPE_CHECKING:
@@ -79,6 +79,36 @@ class _Columns:
         )
 
 
+class _Amounts:
+    """What all items hold, share by share: to sum up what some of them would give back at the most."""
+
+    def __init__(self, frame: Frame, items: Sequence[Item]) -> None:
+        self._frame = frame
+        charges = [item.charge for item in items]
+        self._bounds = np.cumsum([0, *(len(charge.nodes) for charge in charges)])
+        nothing = [np.zeros(0, dtype=np.int64)]
+        self._held = tuple(
+            np.concatenate([getattr(charge, field) for charge in charges] or nothing)
+            for field in ("nodes", "whole", "cpu", "mem", "draw")
+        )
+
+    def given_back(self, floor: Floor, items: Sequence[Item]) -> Amounts:
+        """The most that can be left when these are gone; a replica counts beside its job."""
+        most = floor.whole.copy(), floor.cpu.copy(), floor.mem.copy(), floor.head.copy()
+        places = np.array([item.place for item in items], dtype=np.int64)
+        move: Any = give_back  # its arguments come in blocks
+        move(places, self._bounds, self._held, self._frame.paths, self._frame.n_devices, most)
+        return most
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Whom one may ask; and by number of states of a window, the most that can be free then."""
+
+    items: list[Item]
+    most: dict[int, Amounts] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """What gives way, and the place that the job then has."""
@@ -94,12 +124,14 @@ class Preemptor:
 
     def __init__(self, walk: Pass) -> None:
         self.walk = walk
-        self._running = {r.gang.id: r for r in walk.snapshot.running}
         self._items: list[Item] | None = None
         self._columns = _Columns.of((), 0)
+        self._is_there: BoolArray = np.zeros(0, dtype=bool)  # (i,) neither evicted nor resized in this pass
+        self._places: dict[int, list[int]] = {}  # by job: of its items
         self._levels: dict[int, IntArray] = {}  # by team that asks
         self._asked_version = NONE
-        self._asked: dict[tuple[int, ...], list[Item]] = {}  # whom one may ask, as of then
+        self._asked: dict[tuple[int, ...], _Asked] = {}  # whom one may ask, as of then
+        self._amounts: _Amounts | None = None
         self._dropped: list[tuple[Running, Held]] = []
         self._shielded: dict[int, float] = {}  # by priority: when the first of them may be asked
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
@@ -134,13 +166,12 @@ class Preemptor:
         for running in room.evicted:
             self._dropped.append((running, calendar.held[running.gang.id]))
             calendar.drop(running.gang.id)
-            del self._running[running.gang.id]
+            self._count(running, is_there=False)
         for running, placing in room.shrunk:
             end_s = end_after(running, placing, self.walk.now_s)
             charge = charge_of(self.walk.frame, self.walk.tree, running.gang, placing)
             calendar.hold_instead(running.gang, charge, end_s)
-            del self._running[running.gang.id]  # one change a pass
-        self._items = None
+            self._count(running, is_there=False)  # one change a pass
         self._failed.clear()
 
     def spare(self) -> list[Running]:
@@ -148,11 +179,14 @@ class Preemptor:
         spared = []
         for running, held in sorted(self._dropped, key=lambda one: self._whole_cost(one[0]), reverse=True):
             if self.walk.calendar.take_back(running.gang, held):
-                self._running[running.gang.id] = running
+                self._count(running, is_there=True)
                 spared.append(running)
         self._dropped = [one for one in self._dropped if one[0] not in spared]
-        self._items = None
         return spared
+
+    def _count(self, running: Running, *, is_there: bool) -> None:
+        self._is_there[self._places.get(running.gang.id, [])] = is_there
+        self._asked.clear()
 
     def _whole_cost(self, running: Running) -> tuple[float, float, int]:
         return self.cost_of(running), running.started_s, running.gang.sequence
@@ -167,8 +201,12 @@ class Preemptor:
         return (
             gang.priority > self._least_priority
             or self._may_reclaim(gang, kind)
-            or (gang.priority == self._least_priority and any(item.is_surplus for item in self._all_items()))
+            or (gang.priority == self._least_priority and self._has_surplus())
         )
+
+    def _has_surplus(self) -> bool:
+        self._all_items()
+        return bool((self._columns.is_surplus & self._is_there).any())
 
     def _may_reclaim(self, gang: Gang, kind: int) -> bool:
         tree = self.walk.tree
@@ -183,7 +221,7 @@ class Preemptor:
         if self._items is None:
             walk, policy = self.walk, self.walk.policy
             self._items, self._shielded = [], {}
-            for running in self._running.values():
+            for running in walk.snapshot.running:
                 gang = running.gang
                 if running.is_leaving or not gang.preemptible:
                     continue
@@ -197,6 +235,8 @@ class Preemptor:
             self._items.sort(key=lambda item: item.order)
             for place, item in enumerate(self._items):
                 item.place = place
+                self._places.setdefault(item.running.gang.id, []).append(place)
+            self._is_there = np.ones(len(self._items), dtype=bool)
             self._columns = _Columns.of(self._items, walk.tree.subtree.shape[1])
         return self._items
 
@@ -245,7 +285,7 @@ class Preemptor:
                     spare, surplus = spare - 1, surplus - 1
         return items
 
-    def _eligible(self, gang: Gang, kind: int) -> list[Item]:
+    def _eligible(self, gang: Gang, kind: int) -> _Asked:
         """What this gang may ask for at all; sets of them are judged by `_is_allowed`."""
         reclaims = self._may_reclaim(gang, kind)
         if reclaims and self.walk.borrowing - {gang.team}:
@@ -266,8 +306,25 @@ class Preemptor:
         if reclaims:
             steps = columns.steps[:, kind]
             asked |= (steps > 0) & (steps <= self._lent(gang.team, kind)[columns.team])
-        known = self._asked[key] = [items[place] for place in np.flatnonzero(asked).tolist()]
+        asked &= self._is_there
+        some = [items[place] for place in np.flatnonzero(asked).tolist()]
+        known = self._asked[key] = _Asked(some)
         return known
+
+    def _leaves_open(self, gang: Gang, kind: int, duration_s: float, asked: _Asked) -> bool:
+        """Whether the gang might have a place if everybody it may ask left; False is certain."""
+        walk = self.walk
+        floor = walk.calendar.floor_now(walk.now_s + duration_s)
+        n = len(floor.states)
+        if n not in asked.most:
+            asked.most[n] = self.given_back(floor, asked.items)
+        return may_hold(walk.frame, gang.shape, kind, asked.most[n], walk.may_use(gang))
+
+    def given_back(self, floor: Floor, items: Sequence[Item]) -> Amounts:
+        """The most that can be left when these are gone."""
+        if self._amounts is None:
+            self._amounts = _Amounts(self.walk.frame, self._all_items())
+        return self._amounts.given_back(floor, items)
 
     def _lent(self, asks: int, kind: int) -> IntArray:
         """(t + 1,) what each team has borrowed at every level under what it shares with the team that asks, millionths.
@@ -320,11 +377,12 @@ class Preemptor:
     # -- trying -------------------------------------------------------------------------------------------------------
 
     def _on_kind(self, gang: Gang, kind: int, duration_s: float) -> Room | None:
-        items = self._eligible(gang, kind)
+        asked = self._eligible(gang, kind)
+        items = asked.items
         for priority, until_s in self._shielded.items():
             if priority < gang.priority:
                 self.walk.boundary_s = min(self.walk.boundary_s, until_s)  # it may be asked then
-        if not items:
+        if not items or not self._leaves_open(gang, kind, duration_s, asked):
             return None
         trial = _Trial(self, gang, kind, duration_s)
         everything = self._as_many_as_allowed(gang, kind, items)
@@ -461,7 +519,9 @@ class _Trial:
 
     def __init__(self, preemptor: Preemptor, gang: Gang, kind: int, duration_s: float) -> None:
         self.preemptor, self.gang, self.kind, self.duration_s = preemptor, gang, kind, duration_s
-        self._known: dict[frozenset[int], bool] = {}
+        # That it does not start as it is was found before anybody was asked.
+        self._known: dict[frozenset[int], bool] = {frozenset(): False}
+        self._floor: Floor | None = None
 
     def succeeds(self, items: Sequence[Item]) -> bool:
         return self.preemptor._is_allowed(self.gang, self.kind, items) and self.starts(items)
@@ -470,8 +530,18 @@ class _Trial:
         """Whether there is a place without these, the rules of quota about victims aside."""
         key = frozenset(item.place for item in items)
         if key not in self._known:
-            self._known[key] = self._starts(items)
+            self._known[key] = self._leaves_open(items) and self._starts(items)
         return self._known[key]
+
+    def _leaves_open(self, items: Sequence[Item]) -> bool:
+        """Whether sums leave it open that there is a place without these: what shows it otherwise costs more."""
+        preemptor, walk = self.preemptor, self.preemptor.walk
+        if not any(ask.devices for ask in self.gang.shape.asks):
+            return True
+        if self._floor is None:
+            self._floor = walk.calendar.floor_now(walk.now_s + self.duration_s)
+        most = preemptor.given_back(self._floor, items)
+        return may_hold(walk.frame, self.gang.shape, self.kind, most, walk.may_use(self.gang))
 
     def _starts(self, items: Sequence[Item]) -> bool:
         walk = self.preemptor.walk
