@@ -223,6 +223,7 @@ def _settle(bench: Bench, at: datetime) -> datetime:
     in_a_process_of_its_own(_start_all, bench, at)
     for _ in range(12):
         at += timedelta(seconds=2)
+        work.leave(work.leaving(), at)
         record("node.changed", subject_kind="node", at=at)
         ran = run_passes(at)
         if not ran.n_started and len(ran.passes) == 1:

@@ -546,12 +546,15 @@ class Calendar:
     def _is_free(self, now: State, charge: Charge) -> bool:
         if (now.dev[charge.devices] < charge.taken).any():
             return False
-        trial = now.copy(now.at_s)
-        trial.charge(self.frame, self.tree, charge, 1)
-        return not self._is_overdrawn(trial, charge) and all(
-            self.tree.available(now.use, charge.team, kind) >= steps
+        if any(
+            self.tree.available(now.use, charge.team, kind) < steps
             for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
-        )
+        ):
+            return False
+        now.charge(self.frame, self.tree, charge, 1)
+        is_free = not self._is_overdrawn(now, charge)
+        now.charge(self.frame, self.tree, charge, -1)  # exact: as it was
+        return is_free
 
     def drop(self, job_id: int) -> None:
         """Running work leaves for good: it holds nothing any more, and gives nothing back when it would have ended."""

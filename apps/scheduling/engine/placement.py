@@ -209,9 +209,12 @@ def may_hold(frame: Frame, shape: Shape, kind: int, most: Amounts, may_use: Bool
             inside = room * frame.has_level[ask.required]
             if int(domain_sums(level, n_level, inside, inside)[0].max(initial=0)) < n:
                 return False
-        if draw and frame.n_limit_trees == 1:
-            if most_under_limits(frame.nodes_of[kind], room, head, frame.paths, draw, n) < n:
-                return False
+        if (
+            draw
+            and frame.n_limit_trees == 1
+            and most_under_limits(frame.nodes_of[kind], room, head, frame.paths, draw, n) < n
+        ):
+            return False
     return True
 
 

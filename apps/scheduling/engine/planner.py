@@ -367,6 +367,12 @@ class Pass:
         """
         gangs = {gang.id: gang for gang in self.snapshot.queue}
         earmarked: dict[int, bool] = {}
+        leave_s: dict[int, list[float]] = {}  # by node: when those who were asked to leave will be gone
+        if self.snapshot.earmarks:
+            for running in self.snapshot.running:
+                if running.is_leaving:
+                    for node in {share.node for share in running.placing}:
+                        leave_s.setdefault(node, []).append(self.calendar.held[running.gang.id].end_s)
         for reserve in self.snapshot.earmarks:
             gang = gangs.get(reserve.job_id)
             if (
@@ -384,11 +390,7 @@ class Pass:
             start_s = max(
                 reserve.start_s,
                 self.now_s + OVERDUE_S,
-                *(
-                    self.calendar.held[r.gang.id].end_s
-                    for r in self.snapshot.running
-                    if r.is_leaving and any(share.node in nodes for share in r.placing)
-                ),
+                *(end_s for node in nodes for end_s in leave_s.get(node, ())),
             )
             # Any whole devices there will do: what it takes is named when it starts.
             placing = tuple(
@@ -472,12 +474,13 @@ class Pass:
             self.resizes.append(Resize(running.gang.id, placing, gang.id, end_s))
             self.gone.add(running.gang.id)
         self._start(gang, offer)
-        spared = {running.gang.id for running in self.preemptor.spare()}
+        spared = self.preemptor.spare()
         if spared:
-            self.evictions = [evict for evict in self.evictions if evict.job_id not in spared]
-            self.gone -= spared
-            for running in self.snapshot.running:
-                if running.gang.id in spared and running.gang.array != NONE:
+            back = {running.gang.id for running in spared}
+            self.evictions = [evict for evict in self.evictions if evict.job_id not in back]
+            self.gone -= back
+            for running in spared:
+                if running.gang.array != NONE:
                     self.running_of_array[running.gang.array] += 1
         return True
 

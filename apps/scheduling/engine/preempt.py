@@ -47,6 +47,7 @@ class Item:
     steps: dict[int, int]  # millionths of devices it gives back, by kind
     is_surplus: bool  # a replica beyond the preferred size
     place: int = NONE  # among all items, the cheapest first
+    spots: tuple[tuple[int, int], ...] = ()  # nodes on which it holds devices, and how many
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -79,6 +80,9 @@ class _Columns:
         )
 
 
+Curve = list[tuple[float, tuple[Item, ...]]]  # by number of replicas: what they cost, and who gives way
+
+
 class _Amounts:
     """What all items hold, share by share: to sum up what some of them would give back at the most."""
 
@@ -92,9 +96,9 @@ class _Amounts:
             for field in ("nodes", "whole", "cpu", "mem", "draw")
         )
 
-    def given_back(self, floor: Floor, items: Sequence[Item]) -> Amounts:
+    def given_back(self, left: Amounts, items: Sequence[Item]) -> Amounts:
         """The most that can be left when these are gone; a replica counts beside its job."""
-        most = floor.whole.copy(), floor.cpu.copy(), floor.mem.copy(), floor.head.copy()
+        most = left[0].copy(), left[1].copy(), left[2].copy(), left[3].copy()
         places = np.array([item.place for item in items], dtype=np.int64)
         move: Any = give_back  # its arguments come in blocks
         move(places, self._bounds, self._held, self._frame.paths, self._frame.n_devices, most)
@@ -132,7 +136,11 @@ class Preemptor:
         self._asked_version = NONE
         self._asked: dict[tuple[int, ...], _Asked] = {}  # whom one may ask, as of then
         self._amounts: _Amounts | None = None
+        self._curves: dict[
+            tuple[int, ...], Curve
+        ] = {}  # by node, what is free there, what is asked, and options
         self._dropped: list[tuple[Running, Held]] = []
+        self._costs: dict[int, float] = {}  # by job: device-seconds lost
         self._shielded: dict[int, float] = {}  # by priority: when the first of them may be asked
         self._least_priority = min((r.gang.priority for r in walk.snapshot.running), default=0)
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
@@ -235,6 +243,8 @@ class Preemptor:
             self._items.sort(key=lambda item: item.order)
             for place, item in enumerate(self._items):
                 item.place = place
+                both = zip(item.charge.nodes.tolist(), item.charge.whole.tolist(), strict=True)
+                item.spots = tuple((node, whole) for node, whole in both if whole)
                 self._places.setdefault(item.running.gang.id, []).append(place)
             self._is_there = np.ones(len(self._items), dtype=bool)
             self._columns = _Columns.of(self._items, walk.tree.subtree.shape[1])
@@ -247,6 +257,12 @@ class Preemptor:
 
     def cost_of(self, running: Running) -> float:
         """Device-seconds that are lost when this job leaves now."""
+        known = self._costs.get(running.gang.id)
+        if known is None:
+            known = self._costs[running.gang.id] = self._lost_by(running)
+        return known
+
+    def _lost_by(self, running: Running) -> float:
         gang = running.gang
         ran_s = max(0.0, self.walk.now_s - running.started_s)
         lost_s = min(ran_s, running.at_risk_s)
@@ -317,14 +333,14 @@ class Preemptor:
         floor = walk.calendar.floor_now(walk.now_s + duration_s)
         n = len(floor.states)
         if n not in asked.most:
-            asked.most[n] = self.given_back(floor, asked.items)
+            asked.most[n] = self.given_back(_amounts(floor), asked.items)
         return may_hold(walk.frame, gang.shape, kind, asked.most[n], walk.may_use(gang))
 
-    def given_back(self, floor: Floor, items: Sequence[Item]) -> Amounts:
+    def given_back(self, left: Amounts, items: Sequence[Item]) -> Amounts:
         """The most that can be left when these are gone."""
         if self._amounts is None:
             self._amounts = _Amounts(self.walk.frame, self._all_items())
-        return self._amounts.given_back(floor, items)
+        return self._amounts.given_back(left, items)
 
     def _lent(self, asks: int, kind: int) -> IntArray:
         """(t + 1,) what each team has borrowed at every level under what it shares with the team that asks, millionths.
@@ -354,10 +370,13 @@ class Preemptor:
                     known[team, : len(levels)] = levels
         return known
 
-    def _may_take(self, gang: Gang, kind: int, items: Sequence[Item], *, greedily: bool) -> IntArray:
+    def _may_take(
+        self, gang: Gang, kind: int, items: Sequence[Item], use: IntArray | None = None, *, greedily: bool
+    ) -> IntArray:
         """Places in `items` of those that the rules of quota let this gang take together.
 
         Args:
+            use: (t, k) what is in use while they are all there; None: now.
             greedily: As many as can be had, the first first; False: all or none.
         """
         tree, columns = self.walk.tree, self._columns
@@ -366,13 +385,13 @@ class Preemptor:
             return np.arange(len(places))  # nobody borrows: `_eligible` has looked at priorities
         return may_take(
             columns.priority[places], columns.team[places], columns.steps[places, kind],
-            columns.is_surplus[places], self.walk.calendar.now.use, gang.team, gang.priority,
+            columns.is_surplus[places], self.walk.calendar.now.use if use is None else use, gang.team, gang.priority,
             total_steps(gang.shape), kind, self._apart(gang.team), tree.parents, tree.kept, tree.subtree, greedily,
         )  # fmt: skip
 
-    def _is_allowed(self, gang: Gang, kind: int, items: Sequence[Item]) -> bool:
+    def _is_allowed(self, gang: Gang, kind: int, items: Sequence[Item], use: IntArray | None = None) -> bool:
         """Whether the rules of quota let this gang take just these."""
-        return len(self._may_take(gang, kind, items, greedily=False)) == len(items)
+        return len(self._may_take(gang, kind, items, use, greedily=False)) == len(items)
 
     # -- trying -------------------------------------------------------------------------------------------------------
 
@@ -455,15 +474,17 @@ class Preemptor:
             usable = usable & frame.has_level[ask.required]
         on_node: dict[int, list[tuple[int, Item]]] = {}
         for item in items:
-            for node, whole in zip(item.charge.nodes.tolist(), item.charge.whole.tolist(), strict=True):
-                if whole and usable[node]:
-                    on_node.setdefault(node, []).append((whole, item))
-        curves: dict[int, list[tuple[float, tuple[Item, ...]]]] = {}
+            for node, whole in item.spots:
+                on_node.setdefault(node, []).append((whole, item))
+        curves: dict[int, Curve] = {}
         free = np.where(usable, np.maximum(floor.whole, 0), 0)
         for node in np.flatnonzero(usable & (free >= ask.devices)).tolist():
             on_node.setdefault(node, [])
+        is_usable = usable.tolist()
         for node, options in on_node.items():
-            curve = _curve(int(free[node]), int(frame.n_devices[node]), ask.devices, ask.n_replicas, options)
+            if not is_usable[node]:
+                continue
+            curve = self._curve_of(node, int(free[node]), ask.devices, ask.n_replicas, options)
             if curve:
                 curves[node] = curve
         ranked: list[tuple[float, int, list[Item]]] = []
@@ -488,10 +509,21 @@ class Preemptor:
         ranked.sort(key=lambda r: (r[0], r[1]))
         return ranked
 
+    def _curve_of(
+        self, node: int, free: int, devices: int, n: int, options: Sequence[tuple[int, Item]]
+    ) -> Curve:
+        """See `_curve`; from one job to the next, little changes on most nodes."""
+        key = (node, free, devices, n, *[item.place for _, item in options])
+        known = self._curves.get(key)
+        if known is None:
+            n_devices = int(self.walk.frame.n_devices[node])
+            known = self._curves[key] = _curve(free, n_devices, devices, n, options)
+        return known
+
     def _cheapest(
         self,
         nodes: Sequence[int],
-        curves: dict[int, list[tuple[float, tuple[Item, ...]]]],
+        curves: dict[int, Curve],
         n: int,
         level: int,
         ranked: list[tuple[float, int, list[Item]]],
@@ -521,7 +553,7 @@ class _Trial:
         self.preemptor, self.gang, self.kind, self.duration_s = preemptor, gang, kind, duration_s
         # That it does not start as it is was found before anybody was asked.
         self._known: dict[frozenset[int], bool] = {frozenset(): False}
-        self._floor: Floor | None = None
+        self._left: Amounts | None = None  # with everybody there
 
     def succeeds(self, items: Sequence[Item]) -> bool:
         return self.preemptor._is_allowed(self.gang, self.kind, items) and self.starts(items)
@@ -535,12 +567,13 @@ class _Trial:
 
     def _leaves_open(self, items: Sequence[Item]) -> bool:
         """Whether sums leave it open that there is a place without these: what shows it otherwise costs more."""
-        preemptor, walk = self.preemptor, self.preemptor.walk
+        walk = self.preemptor.walk
         if not any(ask.devices for ask in self.gang.shape.asks):
             return True
-        if self._floor is None:
-            self._floor = walk.calendar.floor_now(walk.now_s + self.duration_s)
-        most = preemptor.given_back(self._floor, items)
+        if self._left is None:
+            left = _amounts(walk.calendar.floor_now(walk.now_s + self.duration_s))
+            self._left = left[0].copy(), left[1].copy(), left[2].copy(), left[3].copy()
+        most = self.preemptor.given_back(self._left, items)
         return may_hold(walk.frame, self.gang.shape, self.kind, most, walk.may_use(self.gang))
 
     def _starts(self, items: Sequence[Item]) -> bool:
@@ -581,13 +614,69 @@ class _Trial:
         not ask for those. Nobody leaves for that.
         """
         kept = sorted(items, key=lambda item: item.order)
-        for item in sorted(items, key=lambda item: item.order, reverse=True):
+        if any(item.replica is not None for item in kept):
+            return self._pruned_by_asking(kept)
+        # The victims stay lifted meanwhile, and one at a time is put back.
+        calendar = self.preemptor.walk.calendar
+        self._leaves_open(kept)  # takes down what is left while all are there
+        use = calendar.now.use.copy()
+        held = {item.place: calendar.held[item.running.gang.id] for item in kept}
+        calendar.lift([held[item.place] for item in kept])
+        forbidden: list[Item] = []  # what stays on the list because of the rules of quota
+        rest, at_once = kept[::-1], 1
+        try:
+            while rest:
+                # As many at once as went well before, and as would each be allowed in its turn.
+                back: list[Item] = []
+                fewer, n_looked_at = kept, 0
+                for item in rest:
+                    n_looked_at += 1
+                    without = [other for other in fewer if other is not item]
+                    if self.preemptor._is_allowed(self.gang, self.kind, without, use):
+                        back.append(item)
+                        fewer = without
+                        if len(back) == at_once:
+                            break
+                if not back or self._does_without([held[item.place] for item in back], fewer):
+                    calendar.lift([held[item.place] for item in back], 1)
+                    forbidden += [item for item in rest[:n_looked_at] if item not in back]
+                    kept, rest, at_once = fewer, rest[n_looked_at:], 2 * at_once
+                elif len(back) > 1:
+                    at_once = len(back) // 2
+                else:  # it has to leave
+                    forbidden += [item for item in rest[:n_looked_at] if item not in back]
+                    rest, at_once = rest[n_looked_at:], 1
+            for item in forbidden:
+                if self._does_without([held[item.place]], [other for other in kept if other is not item]):
+                    return None
+            return kept
+        finally:
+            calendar.lift([held[item.place] for item in kept], 1)
+
+    def _does_without(self, back: Sequence[Held], fewer: Sequence[Item]) -> bool:
+        """Whether it starts even if these of those that are lifted were put back, so that fewer are gone."""
+        if not self._leaves_open(fewer):
+            return False
+        walk = self.preemptor.walk
+        walk.calendar.lift(back, 1)
+        try:
+            return walk.fit(self.gang, self.kind, walk.calendar.now, self.duration_s, named=True) is not None
+        finally:
+            walk.calendar.lift(back)
+
+    def _pruned_by_asking(self, kept: list[Item]) -> list[Item] | None:
+        """The same, where jobs shrink: every set is tried from the start."""
+        for item in kept[::-1]:
             fewer = [other for other in kept if other is not item]
             if self.succeeds(fewer):
                 kept = fewer
         if any(self.starts([other for other in kept if other is not item]) for item in kept):
             return None
         return kept
+
+
+def _amounts(floor: Floor) -> Amounts:
+    return floor.whole, floor.cpu, floor.mem, floor.head
 
 
 def _cost(items: Iterable[Item]) -> float:
@@ -646,9 +735,7 @@ def _without(running: Running, replicas: Sequence[Share]) -> Placing:
     return tuple(kept)
 
 
-def _curve(
-    free: int, capacity: int, devices: int, n: int, options: Sequence[tuple[int, Item]]
-) -> list[tuple[float, tuple[Item, ...]]]:
+def _curve(free: int, capacity: int, devices: int, n: int, options: Sequence[tuple[int, Item]]) -> Curve:
     """What 1, 2, ... replicas on a node cost at the least, and what gives way for them.
 
     Args:
