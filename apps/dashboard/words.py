@@ -107,6 +107,7 @@ EVENT_ICONS: Final = (
     ("job.timed_out", "x"),
     ("job.cancelled", "ban"),
     ("job.preempt", "arrow-back-up"),
+    ("job.mov", "arrow-back-up"),
     ("job.node_lost", "alert-triangle"),
     ("allocation", "route"),
     ("node", "server-2"),

@@ -28,6 +28,7 @@ class Cause(StrEnum):
     PAUSE = "pause"
     NODE_LOST = "node_lost"
     DATA_LATE = "data_late"
+    MOVE = "move"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,7 @@ _BY_CAUSE: Final[dict[Cause, Outcome]] = {
     Cause.TIME_LIMIT: "timed_out",
     Cause.PREEMPTION: "vacated",
     Cause.PAUSE: "vacated",
+    Cause.MOVE: "vacated",
     Cause.NODE_LOST: "node_lost",
     Cause.DATA_LATE: "data_late",
 }

@@ -77,6 +77,9 @@ class Job(models.Model):
     ran_s = models.FloatField(default=0, help_text="Running time of ended attempts.")
     lost_s = models.FloatField(default=0, help_text="Running time thrown away by losses.")
     n_preemptions = models.PositiveIntegerField(default=0)
+    n_moves = models.PositiveIntegerField(
+        default=0, help_text="Attempts that were stopped to go on elsewhere, so that another job can start."
+    )
     n_start_failures = models.PositiveIntegerField(default=0)
     n_node_losses = models.PositiveIntegerField(default=0)
     retry_at = models.DateTimeField(null=True, blank=True, help_text="Not tried again before.")
@@ -151,6 +154,7 @@ class StopCause(models.TextChoices):
     PAUSE = "pause"
     NODE_LOST = "node_lost"
     DATA_LATE = "data_late"
+    MOVE = "move"
 
 
 class Observed(models.TextChoices):

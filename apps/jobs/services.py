@@ -14,7 +14,13 @@ from apps.jobs.ledger.attempts import (
 )
 from apps.jobs.ledger.changes import hold_job, release_job, stop_job, update_job
 from apps.jobs.ledger.dependencies import cancel_unsatisfiable
-from apps.jobs.ledger.stopping import Eviction, preempt_many, request_data_late_stop, request_time_limit_stop
+from apps.jobs.ledger.stopping import (
+    Eviction,
+    move_many,
+    preempt_many,
+    request_data_late_stop,
+    request_time_limit_stop,
+)
 from apps.jobs.ledger.submission import MAX_JOBS_AT_ONCE, Receipt, submit_bulk, submit_job, submit_jobs
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "cancel_unsatisfiable",
     "data_arrived",
     "hold_job",
+    "move_many",
     "preempt_many",
     "release_job",
     "request_data_late_stop",

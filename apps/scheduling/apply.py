@@ -16,14 +16,15 @@ from django.db import connection, transaction
 
 from apps.core.errors import DomainError
 from apps.jobs import services as jobs
-from apps.jobs.lifecycle import State
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
+from apps.scheduling.engine.defragment import Proposal
 from apps.scheduling.engine.facts import NONE, Evict, Facility, Gang, Placing, Plan, Reserve, Start, Wait
 from apps.scheduling.models import Earmark, Forecast, Reason, TeamUse
-from apps.scheduling.snapshot import Taken, instant, rule_versions
+from apps.scheduling.snapshot import KEEPS_ITS_EARMARK, Taken, instant, rule_versions
 from apps.staging import services as staging
 from apps.staging.selectors import places_of_copies
+from apps.teams.models import User
 
 STARTS_AT_ONCE: Final = 500  # a transaction
 REASONS_AT_ONCE: Final = 20_000  # a pass; the rest is written by the passes after it
@@ -68,7 +69,7 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
         n_started += len(outcomes.allocations)
         stale += outcomes.stale
     if taken.snapshot.earmarks:
-        Earmark.objects.exclude(job__state=State.QUEUED, expires_at__gt=at).delete()
+        Earmark.objects.exclude(job__state__in=KEEPS_ITS_EARMARK, expires_at__gt=at).delete()
     cancelled = set(taken.never_satisfied)
     _send_ahead(taken, plan, at=at)
     waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
@@ -111,15 +112,41 @@ def _earmark(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id:
     why_not = jobs.preempt_many(evictions=asked, pass_id=pass_id, at=at)
     if why_not:
         return why_not
+    _keep_place(taken, start.job_id, start.placing, at=at)
+    return ""
+
+
+@transaction.atomic
+def move(taken: Taken, proposal: Proposal, *, actor: User, reason: str, at: datetime) -> str:
+    """Ask the movers of a proposal to stop, and keep their new places for them, and theirs for the job that waits.
+
+    Returns:
+        Why not, if it is no longer so; then nothing was written.
+    """
+    if _rules_have_changed(taken):
+        return _CHANGED
+    asked = [
+        jobs.Eviction(one.job_id, proposal.job_id, "move", one.devices * one.lost_s) for one in proposal.moves
+    ]
+    why_not = jobs.move_many(evictions=asked, actor=actor, reason=reason, at=at)
+    if why_not:
+        return why_not
+    _keep_place(taken, proposal.job_id, proposal.placing, at=at)
+    for one in proposal.moves:
+        _keep_place(taken, one.job_id, one.after, at=at)
+    return ""
+
+
+def _keep_place(taken: Taken, job_id: int, placing: Placing, *, at: datetime) -> None:
+    """Keep a place for a job: it starts there as soon as all of it is free."""
     node_id = taken.snapshot.facility.node_id
     shares = [
         [share.group, int(node_id[share.node]), share.n_replicas, list(share.devices), share.share_steps]
-        for share in start.placing
+        for share in placing
     ]
     Earmark.objects.update_or_create(
-        job_id=start.job_id, defaults={"made_at": at, "expires_at": at + EARMARKED_FOR, "shares": shares}
+        job_id=job_id, defaults={"made_at": at, "expires_at": at + EARMARKED_FOR, "shares": shares}
     )
-    return ""
 
 
 def ranked(waits: Sequence[Wait], left_out: Sequence[Wait] = ()) -> list[Wait]:

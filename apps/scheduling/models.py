@@ -7,7 +7,7 @@ from django.db.models.functions import Now
 from apps.inventory.models import AcceleratorType
 from apps.jobs.models import Allocation, Job
 from apps.scheduling.idle import BUCKETS
-from apps.teams.models import Team
+from apps.teams.models import Team, User
 
 
 class PolicySetting(models.Model):
@@ -49,7 +49,8 @@ class Pass(models.Model):
 
 
 class Earmark(models.Model):
-    """Devices that others give up for a job: it starts there as soon as all of them are free, and nobody else does."""
+    """Devices that others give up for a job, or to which it moves: it starts there as soon as all of them are free, and
+    nobody else does."""
 
     job = models.OneToOneField(Job, models.CASCADE, primary_key=True, related_name="earmark")
     made_at = models.DateTimeField()
@@ -62,6 +63,28 @@ class Earmark(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(made_at__lt=F("expires_at")), name="earmark_runs_forward")
         ]
+
+
+class Defragmentation(models.Model):
+    """Moves that an operator asked for, so that a waiting job can start."""
+
+    fingerprint = models.CharField(max_length=60, unique=True, help_text="Of the proposal; see advice.py.")
+    job = models.ForeignKey(Job, models.CASCADE, related_name="+", help_text="Who starts.")
+    at = models.DateTimeField()
+    actor = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+")
+    cost_device_s = models.FloatField(help_text="As was expected.")
+    gain_device_s = models.FloatField(null=True, help_text="As was expected; null: nobody could tell.")
+    moves = models.JSONField(help_text="By job that moves: {job_id, allocation_id, devices, cost_device_s}.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(cost_device_s__gte=0)
+                & (Q(gain_device_s=None) | Q(gain_device_s__gt=F("cost_device_s"))),
+                name="moves_win_more_than_they_cost",
+            )
+        ]
+        indexes = [models.Index(fields=["-at", "-id"], name="defragmentation_by_time")]
 
 
 class PassDump(models.Model):

@@ -27,7 +27,7 @@ from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
 from apps.teams.models import Team, User
 
 # Any number would do, as long as nobody else uses it.
-_LOCK: Final = 0x5357_4954_4348  # "SWITCH"
+PASS_LOCK: Final = 0x5357_4954_4348  # "SWITCH"
 _MOST_ROUNDS: Final = 20
 # Somebody may change rows without logging it; nothing waits longer than this for a second look.
 _LOOK_AGAIN: Final = timedelta(minutes=5)
@@ -49,7 +49,7 @@ def run_pass(*, at: datetime) -> Pass | None:
     began_s = clock.monotonic_s()
     now, last = at, None
     for _ in range(_MOST_ROUNDS):
-        with session_lock(_LOCK) as is_ours:
+        with session_lock(PASS_LOCK) as is_ours:
             if not is_ours or not _is_due(now):
                 return last
             with without_collection():

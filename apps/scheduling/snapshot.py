@@ -323,7 +323,7 @@ _GANG_COLUMNS: Final = """
     extract(epoch FROM job.not_before_at)::float8, extract(epoch FROM job.retry_at)::float8,
     extract(epoch FROM job.deadline_at)::float8, job.is_held, job.array_id, arr.max_running,
     job.spec->>'reservation', job.spec->>'preemptible' IS DISTINCT FROM 'false', job.spec->'checkpoint',
-    job.spec->'scaling', job.n_preemptions
+    job.spec->'scaling', job.n_preemptions + job.n_moves
 """
 _GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
 _ALLOCATION_COLUMNS: Final = """
@@ -1097,12 +1097,13 @@ class _Reader:
         return {allocation_id: tuple(found) for allocation_id, found in shares.items()}
 
     def read_earmarks(self) -> tuple[Reserve, ...]:
-        """Places that others give up for jobs which still wait."""
+        """Places that others give up for jobs which still wait, and those to which jobs move that still leave."""
         earmarks = []
         for job_id, shares in self.rows(
             "SELECT earmark.job_id, earmark.shares FROM scheduling_earmark earmark"
             " JOIN jobs_job job ON job.id = earmark.job_id"
-            " WHERE job.state = 'queued' AND earmark.expires_at > %s ORDER BY earmark.made_at, earmark.job_id",
+            " WHERE job.state = ANY(%s) AND earmark.expires_at > %s ORDER BY earmark.made_at, earmark.job_id",
+            list(KEEPS_ITS_EARMARK),
             self.at,
         ):
             placing = tuple(
@@ -1206,6 +1207,7 @@ def _decayed_s(
     return held_s
 
 
+KEEPS_ITS_EARMARK: Final = (State.QUEUED.value, State.PREEMPTING.value)
 _RULE_TABLES: Final = ("power_powerlimit", "teams_team", "scheduling_policysetting")
 
 

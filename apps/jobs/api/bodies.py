@@ -205,6 +205,7 @@ class JobOut(Out):
     end_code: str = Field(description="Stable code of why it ended.")
     end_message: str = Field(description="Free text; for its team, else empty.")
     preemptions: int
+    moves: int = Field(description="Times it was stopped to go on elsewhere, so that another could start.")
     wait_s: float
     run_s: float
 
@@ -379,6 +380,7 @@ def job_out(
         "end_code": job.end_code,
         "end_message": job.end_message if shows_private else "",
         "preemptions": job.n_preemptions,
+        "moves": job.n_moves,
         "wait_s": selectors.wait_s(job, at),
         "run_s": selectors.run_s(job, at),
     }

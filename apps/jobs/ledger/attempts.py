@@ -24,6 +24,7 @@ from apps.jobs.models import (
     Allocation,
     Job,
     Observed,
+    StopCause,
 )
 
 MAX_START_FAILURES: Final = 5
@@ -167,9 +168,13 @@ def _move_on(
     if job.state in (State.STARTING, State.RUNNING):
         # It left unasked by the table: what told it to go was lost. The same road, one step longer.
         job.state = follow(State(job.state), Trigger.PREEMPT)
-    job.n_preemptions += 1
+    is_moved = allocation.stop_cause == StopCause.MOVE
+    if is_moved:
+        job.n_moves += 1
+    else:
+        job.n_preemptions += 1
     _requeue(job, [Trigger.VACATED], at=at, retry_s=0.0)
-    return "job.preempted"
+    return "job.moved" if is_moved else "job.preempted"
 
 
 _FINAL: Final = {

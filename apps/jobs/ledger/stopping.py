@@ -1,8 +1,8 @@
-"""Asking attempts to end: to give way, at their time limit, or because their data is late."""
+"""Asking attempts to end: to give way, to go on elsewhere, at their time limit, or because their data is late."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from django.db import transaction
 
@@ -15,6 +15,7 @@ from apps.jobs.models import (
     Job,
     StopCause,
 )
+from apps.teams.models import User
 
 
 class Eviction(NamedTuple):
@@ -22,7 +23,7 @@ class Eviction(NamedTuple):
 
     job_id: int
     for_job_id: int
-    rule: str  # "priority" or "reclaim"
+    rule: str  # "priority" or "reclaim"; "move" of one that goes on elsewhere
     lost_device_s: float
 
 
@@ -33,6 +34,38 @@ def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: date
     Returns:
         Why not, if one of them is not there to give way any more; empty when all were asked. Asking twice is once.
     """
+    return _ask_all(evictions, StopCause.PREEMPTION, at=at, pass_id=pass_id)
+
+
+@transaction.atomic
+def move_many(*, evictions: Sequence[Eviction], actor: User, reason: str, at: datetime) -> str:
+    """Ask running jobs to stop and go on elsewhere, all of them or none, as `preempt_many` does.
+
+    They go back to the queue with their place in line, and are counted as moved.
+
+    Args:
+        actor: Whose word it is.
+        reason: Goes into the log of each.
+    """
+    return _ask_all(evictions, StopCause.MOVE, at=at, actor=actor, reason=reason)
+
+
+_WORDS: Final = {
+    StopCause.PREEMPTION: ("job.preempting", "pre-empted"),
+    StopCause.MOVE: ("job.moving", "moved"),
+}
+
+
+def _ask_all(
+    evictions: Sequence[Eviction],
+    cause: StopCause,
+    *,
+    at: datetime,
+    pass_id: int | None = None,
+    actor: User | None = None,
+    reason: str = "",
+) -> str:
+    kind, word = _WORDS[cause]
     wanted = {eviction.job_id: eviction for eviction in evictions}
     jobs = list(Job.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk"))
     allocations = {
@@ -47,11 +80,11 @@ def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: date
         if allocation is None or job.state not in (State.STARTING, State.RUNNING, State.PREEMPTING):
             return f"job {job.pk} no longer runs"
         if allocation.desired_state == Desired.STOP:
-            if allocation.stop_cause != StopCause.PREEMPTION:
+            if allocation.stop_cause != cause:
                 return f"job {job.pk} ends already"
             continue
         if job.spec.get("preemptible") is False:
-            return f"job {job.pk} is not to be pre-empted"
+            return f"job {job.pk} is not to be {word}"
         asked.append((job, allocation))
     if len(jobs) < len(wanted):
         return "a job is gone"
@@ -60,18 +93,18 @@ def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: date
         eviction = wanted[job.pk]
         job.state, job.state_at = follow(State(job.state), Trigger.PREEMPT), at
         save_job(job, "state", "state_at")
-        ask_to_stop(allocation, StopCause.PREEMPTION, at)
+        ask_to_stop(allocation, cause, at)
         data = {
             "for_job_id": eviction.for_job_id,
             "rule": eviction.rule,
             "lost_device_s": round(eviction.lost_device_s, 3),
             "pass_id": pass_id,
         }
-        events.append(job_event("job.preempting", job, at=at, data=data))
+        told = {"actor": actor, "reason": reason}
+        events.append(job_event(kind, job, at=at, data=data, **told))
+        asked_for = {"cause": cause.value, **data}
         events.append(
-            allocation_event(
-                "allocation.stop_requested", allocation, job, at=at, data={"cause": "preemption", **data}
-            )
+            allocation_event("allocation.stop_requested", allocation, job, at=at, data=asked_for, **told)
         )
     record_many(events)
     return ""

@@ -1,4 +1,4 @@
-"""What comes out: previews, reasons, passes, utilization."""
+"""What comes in and out: previews, reasons, advice, passes, utilization."""
 
 from datetime import datetime
 from typing import Any
@@ -6,7 +6,10 @@ from typing import Any
 from pydantic import Field
 
 from apps.core.api.body import Out
-from apps.scheduling.models import Forecast, Pass, Reason, UtilizationSample
+from apps.core.strict import Strict, Text
+from apps.jobs.models import Job
+from apps.scheduling.advice import Advice, Mover
+from apps.scheduling.models import Defragmentation, Forecast, Pass, Reason, UtilizationSample
 from apps.scheduling.selectors import Losses, TypeUse
 from apps.scheduling.services import Preview
 
@@ -94,6 +97,110 @@ class ReasonsOut(Out):
             rank=reason.rank if reason is not None else None,
             expected_start=reason.expected_start_at if reason is not None else None,
             forecasts=[ForecastOut.of(row) for row in forecasts],
+        )
+
+
+class MovingJobOut(Out):
+    id: int
+    name: str
+    team: str
+
+    @classmethod
+    def of(cls, job: Job) -> "MovingJobOut":
+        return cls(id=job.pk, name=job.name, team=job.team.name)
+
+
+class MoveOut(Out):
+    """A running job that would stop, go back to the queue with its place in line, and start again elsewhere."""
+
+    job: MovingJobOut
+    devices: float
+    before: list[ShareOut] = Field(description="Where it runs.")
+    after: list[ShareOut] = Field(description="Where it would go on.")
+    checkpoint_s: float = Field(description="To write a checkpoint, as the job declared.")
+    restart_s: float = Field(description="To start again, as the job declared.")
+    lost_s: float = Field(description="Running time since its last checkpoint.")
+    cost_device_s: float = Field(description="The sum of these three, times its devices.")
+
+    @classmethod
+    def of(cls, mover: Mover) -> "MoveOut":
+        move = mover.move
+        return cls(
+            job=MovingJobOut.of(mover.job),
+            devices=move.devices,
+            before=[ShareOut(**share) for share in mover.before],
+            after=[ShareOut(**share) for share in mover.after],
+            checkpoint_s=move.checkpoint_s,
+            restart_s=move.restart_s,
+            lost_s=move.lost_s,
+            cost_device_s=move.cost_device_s,
+        )
+
+
+class ProposalOut(Out):
+    """Moves that let a waiting job start: all of them, or none."""
+
+    fingerprint: str = Field(description="What `POST /defragmentation/apply` wants.")
+    job: MovingJobOut = Field(description="The job that waits.")
+    devices: float = Field(description="Devices it would start with.")
+    placement: list[ShareOut] = Field(description="Where it would start.")
+    expected_start: datetime | None = Field(description="If all of them move now.")
+    expected_start_otherwise: datetime | None = Field(description="If none moves; null: nobody can tell.")
+    cost_device_s: float = Field(description="Device-seconds in which the movers do no new work.")
+    gain_device_s: float | None = Field(
+        description="Device-seconds by which the job starts earlier; null: nobody can tell."
+    )
+    moves: list[MoveOut]
+
+    @classmethod
+    def of(cls, advice: Advice) -> "ProposalOut":
+        return cls(
+            fingerprint=advice.fingerprint,
+            job=MovingJobOut.of(advice.job),
+            devices=advice.proposal.devices,
+            placement=[ShareOut(**share) for share in advice.placement],
+            expected_start=advice.starts_at,
+            expected_start_otherwise=advice.otherwise_at,
+            cost_device_s=advice.proposal.cost_device_s,
+            gain_device_s=advice.gain_device_s,
+            moves=[MoveOut.of(mover) for mover in advice.movers],
+        )
+
+
+class ApplyIn(Strict):
+    """Which proposal is to be carried out."""
+
+    fingerprint: Text = Field(min_length=1, max_length=60)
+
+
+class AppliedMoveOut(Out):
+    job_id: int
+    allocation_id: int = Field(description="The attempt that was asked to stop.")
+    devices: float
+    cost_device_s: float
+
+
+class AppliedOut(Out):
+    """Moves that somebody asked for."""
+
+    fingerprint: str
+    job_id: int
+    at: datetime
+    by: str | None
+    cost_device_s: float
+    gain_device_s: float | None
+    moves: list[AppliedMoveOut]
+
+    @classmethod
+    def of(cls, row: Defragmentation) -> "AppliedOut":
+        return cls(
+            fingerprint=row.fingerprint,
+            job_id=row.job_id,
+            at=row.at,
+            by=row.actor.username if row.actor is not None else None,
+            cost_device_s=row.cost_device_s,
+            gain_device_s=row.gain_device_s,
+            moves=[AppliedMoveOut(**move) for move in row.moves],
         )
 
 

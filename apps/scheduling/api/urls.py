@@ -3,6 +3,8 @@ from django.urls import path
 from apps.scheduling.api import views
 
 urlpatterns = [
+    path("defragmentation", views.DefragmentationView.as_view(), name="defragmentation"),
+    path("defragmentation/apply", views.DefragmentationApplyView.as_view(), name="defragmentation-apply"),
     path("jobs/preview", views.JobPreviewView.as_view(), name="job-preview"),
     path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
     path("losses", views.LossesView.as_view(), name="losses"),

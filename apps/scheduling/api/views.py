@@ -1,4 +1,4 @@
-"""The planner by REST: previews, reasons, passes, utilization."""
+"""The planner by REST: previews, reasons, advice, passes, utilization."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,7 +20,7 @@ from apps.inventory.models import AcceleratorType
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
-from apps.scheduling import dump_store, selectors, services
+from apps.scheduling import advice, dump_store, selectors, services
 from apps.scheduling.api import bodies
 from apps.teams import throttles
 from apps.teams.models import Team
@@ -54,6 +54,36 @@ class JobReasonsView(APIView):
         forecasts = list(job.forecasts.order_by("-made_at", "-id")[:_MOST_FORECASTS])
         reason = selectors.reason_of(job)
         return Response(bodies.ReasonsOut.of(job.pk, job.state, reason, forecasts).model_dump())
+
+
+class DefragmentationView(APIView):
+    @extend_schema(
+        summary="Running jobs that could move so that a waiting job starts",
+        description="For each waiting job that as many devices are free for as it asks, but not together: the cheapest "
+        "moves of running jobs with checkpoints to places that are free now, if more is won than they cost. In the "
+        "order of the queue; each is judged by itself, and two may want the same place. Worked out anew each time. "
+        "For operators and auditors.",
+        responses=page_schema(bodies.ProposalOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request)
+        found = advice.proposals(viewer=person(request), at=clock.now())
+        return Response({"items": [bodies.ProposalOut.of(one).model_dump() for one in found], "next": None})
+
+
+class DefragmentationApplyView(APIView):
+    @extend_schema(
+        summary="Have the jobs of a proposal move",
+        description="The movers are asked to stop, with time to write a checkpoint, and go back to the queue with "
+        "their place in line. Their new places, and the one they leave, are kept. 409 `outdated` if the proposal no "
+        "longer holds; the same proposal twice is once. For operators.",
+        request=bodies.ApplyIn,
+        responses={202: bodies.AppliedOut},
+    )
+    def post(self, request: Request) -> Response:
+        body = parse_body(request, bodies.ApplyIn)
+        done = advice.carry_out(fingerprint=body.fingerprint, actor=person(request), at=clock.now())
+        return Response(bodies.AppliedOut.of(done).model_dump(), status=202)
 
 
 class PassesView(APIView):

@@ -106,6 +106,13 @@ def class_of(gang: Gang, account: int) -> tuple[object, ...]:
     return id(gang.shape), account, gang.priority, gang.datasets, work_s
 
 
+def _any_devices(gang: Gang, placing: Placing) -> Placing:
+    """The same nodes, with any whole devices there: what a job takes of those is named when it starts."""
+    return tuple(
+        share if gang.shape.asks[share.group].share_steps else replace(share, devices=()) for share in placing
+    )
+
+
 class Pass:
     """The state of one walk along the queue."""
 
@@ -366,6 +373,7 @@ class Pass:
             By job, whether it still waits.
         """
         gangs = {gang.id: gang for gang in self.snapshot.queue}
+        moving = {r.gang.id: r.gang for r in self.snapshot.running if r.is_leaving}
         earmarked: dict[int, bool] = {}
         leave_s: dict[int, list[float]] = {}  # by node: when those who were asked to leave will be gone
         if self.snapshot.earmarks:
@@ -374,6 +382,9 @@ class Pass:
                     for node in {share.node for share in running.placing}:
                         leave_s.setdefault(node, []).append(self.calendar.held[running.gang.id].end_s)
         for reserve in self.snapshot.earmarks:
+            if reserve.job_id in moving:
+                self._keep_for(moving[reserve.job_id], reserve.placing)
+                continue
             gang = gangs.get(reserve.job_id)
             if (
                 gang is None
@@ -392,11 +403,7 @@ class Pass:
                 self.now_s + OVERDUE_S,
                 *(end_s for node in nodes for end_s in leave_s.get(node, ())),
             )
-            # Any whole devices there will do: what it takes is named when it starts.
-            placing = tuple(
-                share if gang.shape.asks[share.group].share_steps else replace(share, devices=())
-                for share in reserve.placing
-            )
+            placing = _any_devices(gang, reserve.placing)
             found = Found(placing, int(self.frame.kind[placing[0].node]), "")
             promise = None
             if start_s != inf:
@@ -417,6 +424,14 @@ class Pass:
             return True
         booking = self.snapshot.bookings[gang.shape.reservation]
         return booking.start_s <= start_s and end_s <= booking.end_s
+
+    def _keep_for(self, gang: Gang, placing: Placing) -> None:
+        """Keep the place to which a job moves while it still leaves another, where its quota and its watts count."""
+        there = charge_of(self.frame, self.tree, gang, _any_devices(gang, placing))
+        nothing = np.zeros(0, dtype=np.int64)
+        charge = replace(there, draw=np.zeros_like(there.draw), kinds=nothing, steps=nothing)
+        start_s = self.now_s + OVERDUE_S
+        self.calendar.promise_if_free(gang, charge, start_s, start_s + gang.limit_s)
 
     # -- one gang ---------------------------------------------------------------------------------------------------
 
