@@ -7,6 +7,7 @@ from apps.dashboard.views import (
     govern,
     jobs,
     me,
+    moves,
     nodes,
     overview,
     queue,
@@ -48,6 +49,8 @@ urlpatterns = [
     # Names may hold any character, so they end the address, and actions are told apart by a field.
     path("nodes/parts/node/<path:name>/", nodes.node_part, name="node-part"),
     path("nodes/<path:name>/", nodes.node, name="node"),
+    path("moves/", moves.moves, name="moves"),
+    path("moves/move/", moves.move, name="move"),
     path("reservations/", reservations.reservations, name="reservations"),
     path("reservations/new/", reservations.new_reservation, name="reservation-new"),
     path("reservations/<int:reservation_id>/", reservations.reservation, name="reservation"),

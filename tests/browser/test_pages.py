@@ -31,6 +31,7 @@ def paths(site: Site) -> dict[str, str]:
         "job events": f"/jobs/{f.running.pk}/events/",
         "nodes": "/nodes/",
         "node": f"/nodes/{f.nodes[0].name}/",
+        "moves": "/moves/",
         "node failed": f"/nodes/{f.nodes[7].name}/",
         "reservations": "/reservations/",
         "reservation new": "/reservations/new/",

@@ -19,6 +19,7 @@ from apps.inventory import selectors as inventory
 from apps.inventory import services
 from apps.inventory.models import Health, Node
 from apps.scheduling import board
+from apps.scheduling import policies as scheduling
 from apps.teams import policies
 from apps.teams.models import User
 
@@ -50,6 +51,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
         "kinds": inventory.accelerator_type_names(),
         "clusters": list(inventory.cluster_rows()),
         "counts": _counts(),
+        "may_see_moves": scheduling.may_see_advice(viewer),
     }
     context |= _map(viewer)
     return render(request, "dashboard/pages/nodes.html", context)
