@@ -46,7 +46,7 @@ class Busy(DomainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mover:
+class Leaver:
     """A running job as it would move."""
 
     job: Job
@@ -64,7 +64,7 @@ class Advice:
     job: Job
     proposal: defragment.Proposal
     placement: list[dict[str, Any]]
-    movers: tuple[Mover, ...]
+    leavers: tuple[Leaver, ...]
     starts_at: datetime | None
     otherwise_at: datetime | None  # None: nobody can tell
 
@@ -113,7 +113,7 @@ def carry_out(*, fingerprint: str, actor: User, at: datetime) -> Defragmentation
 def _carry_out(taken: Taken, one: Advice, actor: User, at: datetime) -> Defragmentation:
     proposal = one.proposal
     # Jobs are locked in order of ids, as everybody does.
-    ids = sorted([one.job.pk, *(mover.job.pk for mover in one.movers)])
+    ids = sorted([one.job.pk, *(leaver.job.pk for leaver in one.leavers)])
     locked = Job.objects.select_for_update(no_key=True).filter(pk__in=ids).order_by("pk")
     waiting = {job.pk: job for job in locked}.get(one.job.pk)
     if waiting is None or not _is_waiting(waiting) or not _still_run(one):
@@ -124,12 +124,12 @@ def _carry_out(taken: Taken, one: Advice, actor: User, at: datetime) -> Defragme
         raise Outdated(f"This proposal no longer holds: {why_not}. Nothing was moved.")
     moves = [
         {
-            "job_id": mover.job.pk,
-            "allocation_id": mover.allocation_id,
-            "devices": mover.move.devices,
-            "cost_device_s": round(mover.move.cost_device_s, 3),
+            "job_id": leaver.job.pk,
+            "allocation_id": leaver.allocation_id,
+            "devices": leaver.move.devices,
+            "cost_device_s": round(leaver.move.cost_device_s, 3),
         }
-        for mover in one.movers
+        for leaver in one.leavers
     ]
     done = Defragmentation.objects.create(
         fingerprint=one.fingerprint,
@@ -154,7 +154,7 @@ def _carry_out(taken: Taken, one: Advice, actor: User, at: datetime) -> Defragme
             "fingerprint": one.fingerprint,
             "cost_device_s": round(proposal.cost_device_s, 3),
             "gain_device_s": None if one.gain_device_s is None else round(one.gain_device_s, 3),
-            "moves": [{**row, "to": mover.after} for row, mover in zip(moves, one.movers, strict=True)],
+            "moves": [{**row, "to": leaver.after} for row, leaver in zip(moves, one.leavers, strict=True)],
             "placement": one.placement,
         },
     )
@@ -167,7 +167,7 @@ def _is_waiting(job: Job) -> bool:
 
 def _still_run(one: Advice) -> bool:
     """Whether the very attempts that were looked at still run, and nobody asked their jobs to stop."""
-    wanted = {mover.allocation_id for mover in one.movers}
+    wanted = {leaver.allocation_id for leaver in one.leavers}
     still = Allocation.objects.filter(pk__in=wanted, ended_at=None, job__desired_stop_at=None)
     return set(still.values_list("pk", flat=True)) == wanted
 
@@ -206,8 +206,8 @@ def _named(
     taken: Taken, proposal: defragment.Proposal, known: Mapping[int, Job], attempts: Mapping[int, int]
 ) -> Advice:
     facility = taken.snapshot.facility
-    movers = tuple(
-        Mover(
+    leavers = tuple(
+        Leaver(
             job=known[move.job_id],
             allocation_id=attempts[move.job_id],
             move=move,
@@ -221,7 +221,7 @@ def _named(
         job=known[proposal.job_id],
         proposal=proposal,
         placement=apply.placement_as_json(facility, proposal.placing),
-        movers=movers,
+        leavers=leavers,
         starts_at=instant(proposal.starts_s),
         otherwise_at=instant(proposal.otherwise_s),
     )

@@ -118,7 +118,7 @@ def _earmark(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id:
 
 @transaction.atomic
 def move(taken: Taken, proposal: Proposal, *, actor: User, reason: str, at: datetime) -> str:
-    """Ask the movers of a proposal to stop, and keep their new places for them, and theirs for the job that waits.
+    """Ask the leavers of a proposal to stop, and keep their new places for them, and theirs for the job that waits.
 
     Returns:
         Why not, if it is no longer so; then nothing was written.

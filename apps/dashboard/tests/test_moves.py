@@ -31,7 +31,7 @@ class Scene:
     ours: Team
     me: User
     operator: User
-    mover: Job
+    leaver: Job
     waits: Job
     at: datetime
 
@@ -101,7 +101,7 @@ def test_a_yes_is_carried_out_and_shown_among_what_was_moved(scene: Scene) -> No
     assert "were asked to move" in answer.content.decode()
     assert "Moved before" in answer.content.decode()
     assert "Nothing to move" in answer.content.decode()
-    assert state_of(scene.mover) == State.PREEMPTING
+    assert state_of(scene.leaver) == State.PREEMPTING
 
 
 def test_an_old_proposal_is_refused_in_words_and_moves_nobody(scene: Scene) -> None:
@@ -110,7 +110,7 @@ def test_an_old_proposal_is_refused_in_words_and_moves_nobody(scene: Scene) -> N
     answer = signed_in(scene.operator).post("/moves/move/", {"fingerprint": old}, follow=True)
 
     assert "no longer holds" in answer.content.decode()
-    assert state_of(scene.mover) == State.RUNNING
+    assert state_of(scene.leaver) == State.RUNNING
 
 
 def test_only_operators_see_the_button_and_only_their_yes_counts(scene: Scene) -> None:
@@ -125,7 +125,7 @@ def test_only_operators_see_the_button_and_only_their_yes_counts(scene: Scene) -
     assert [answer.status_code for answer in answers] == [403] * 4
     assert Client().post("/moves/move/", {"fingerprint": proposal}).status_code == 302  # to sign in
     assert signed_in(scene.operator).get("/moves/move/").status_code == 405
-    assert state_of(scene.mover) == State.RUNNING
+    assert state_of(scene.leaver) == State.RUNNING
     assert not Defragmentation.objects.exists()
 
 
@@ -134,7 +134,7 @@ def test_a_yes_needs_the_token_of_its_form(scene: Scene) -> None:
     client.force_login(scene.operator)
 
     assert client.post("/moves/move/", {"fingerprint": fingerprint(scene)}).status_code == 403
-    assert state_of(scene.mover) == State.RUNNING
+    assert state_of(scene.leaver) == State.RUNNING
 
 
 def test_proposals_do_not_cost_queries(scene: Scene) -> None:

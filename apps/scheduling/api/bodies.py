@@ -8,7 +8,7 @@ from pydantic import Field
 from apps.core.api.body import Out
 from apps.core.strict import Strict, Text
 from apps.jobs.models import Job
-from apps.scheduling.advice import Advice, Mover
+from apps.scheduling.advice import Advice, Leaver
 from apps.scheduling.models import Defragmentation, Forecast, Pass, Reason, UtilizationSample
 from apps.scheduling.selectors import Losses, TypeUse
 from apps.scheduling.services import Preview
@@ -123,13 +123,13 @@ class MoveOut(Out):
     cost_device_s: float = Field(description="The sum of these three, times its devices.")
 
     @classmethod
-    def of(cls, mover: Mover) -> "MoveOut":
-        move = mover.move
+    def of(cls, leaver: Leaver) -> "MoveOut":
+        move = leaver.move
         return cls(
-            job=MovingJobOut.of(mover.job),
+            job=MovingJobOut.of(leaver.job),
             devices=move.devices,
-            before=[ShareOut(**share) for share in mover.before],
-            after=[ShareOut(**share) for share in mover.after],
+            before=[ShareOut(**share) for share in leaver.before],
+            after=[ShareOut(**share) for share in leaver.after],
             checkpoint_s=move.checkpoint_s,
             restart_s=move.restart_s,
             lost_s=move.lost_s,
@@ -146,7 +146,7 @@ class ProposalOut(Out):
     placement: list[ShareOut] = Field(description="Where it would start.")
     expected_start: datetime | None = Field(description="If all of them move now.")
     expected_start_otherwise: datetime | None = Field(description="If none moves; null: nobody can tell.")
-    cost_device_s: float = Field(description="Device-seconds in which the movers do no new work.")
+    cost_device_s: float = Field(description="Device-seconds in which the leavers do no new work.")
     gain_device_s: float | None = Field(
         description="Device-seconds by which the job starts earlier; null: nobody can tell."
     )
@@ -163,7 +163,7 @@ class ProposalOut(Out):
             expected_start_otherwise=advice.otherwise_at,
             cost_device_s=advice.proposal.cost_device_s,
             gain_device_s=advice.gain_device_s,
-            moves=[MoveOut.of(mover) for mover in advice.movers],
+            moves=[MoveOut.of(leaver) for leaver in advice.leavers],
         )
 
 

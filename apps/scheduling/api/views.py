@@ -74,7 +74,7 @@ class DefragmentationView(APIView):
 class DefragmentationApplyView(APIView):
     @extend_schema(
         summary="Have the jobs of a proposal move",
-        description="The movers are asked to stop, with time to write a checkpoint, and go back to the queue with "
+        description="The leavers are asked to stop, with time to write a checkpoint, and go back to the queue with "
         "their place in line. Their new places, and the one they leave, are kept. 409 `outdated` if the proposal no "
         "longer holds; the same proposal twice is once. For operators.",
         request=bodies.ApplyIn,

@@ -6,8 +6,8 @@ they lose is bounded; each goes to a place that is free at this very instant, by
 another leaves from, so that no move waits for another.
 
 Nothing is decided on paper, as in pre-emption: those that move are lifted off the calendar in which the pass has put
-what it starts and promises, the gang is placed on what is then left, and the movers after it. So whatever was promised
-to somebody, or is kept for somebody, stays theirs. Sets of movers are tried in order of their price, domain by domain,
+what it starts and promises, the gang is placed on what is then left, and the leavers after it. So whatever was promised
+to somebody, or is kept for somebody, stays theirs. Sets of leavers are tried in order of their price, domain by domain,
 the domains in order of what freeing them costs at the least; the search is exhaustive where few jobs are in question,
 and ends after so many trials where many are.
 
@@ -48,11 +48,11 @@ from apps.scheduling.engine.state import Charge, charge_of
 from apps.scheduling.engine.units import FULL
 
 _MOST_GANGS = 16  # waiting gangs that are looked at, the first in line first; of equal ones only the first
-_MOST_TRIALS = 200  # sets of movers that are tried in full for one gang
-_MOST_SETS = 5000  # sets of movers that are weighed for one domain
-_MOST_MOVERS = 200  # of one domain: those that cost least
-_MOST_OPTIONS = 24  # movers of one node that are weighed against each other
-_MOST_IN_ANY_ORDER = 4  # so many movers are placed in every order, more of them the largest first
+_MOST_TRIALS = 200  # sets of leavers that are tried in full for one gang
+_MOST_SETS = 5000  # sets of leavers that are weighed for one domain
+_MOST_LEAVERS = 200  # of one domain: those that cost least
+_MOST_OPTIONS = 24  # leavers of one node that are weighed against each other
+_MOST_IN_ANY_ORDER = 4  # so many leavers are placed in every order, more of them the largest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def propose(snapshot: Snapshot, policy: Policy, only: Collection[int] | None = N
 
 
 @dataclass(slots=True, eq=False)
-class _Mover:
+class _Leaver:
     """A running job that may be asked to move."""
 
     running: Running
@@ -133,22 +133,22 @@ class _Domain:
 
     nodes: IntArray
     free: IntArray  # (n,) whole devices of each node through the time it would run; of unusable ones none
-    on_node: Mapping[int, Sequence[_Mover]]
+    on_node: Mapping[int, Sequence[_Leaver]]
     least: float
-    chosen: tuple[_Mover, ...]  # the cheapest by that count
+    chosen: tuple[_Leaver, ...]  # the cheapest by that count
 
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """A set of movers with which everything finds its place."""
+    """A set of leavers with which everything finds its place."""
 
-    movers: tuple[_Mover, ...]
+    leavers: tuple[_Leaver, ...]
     found: Found
-    after: tuple[Placing, ...]  # of each mover
+    after: tuple[Placing, ...]  # of each leaver
 
     @property
     def cost(self) -> float:
-        return _cost(self.movers)
+        return _cost(self.leavers)
 
 
 class _Advisor:
@@ -160,7 +160,7 @@ class _Advisor:
         self._prices = Preemptor(self.walk)
         # By what was logged first: the order of rows decides nothing.
         self._running = sorted(snapshot.running, key=lambda running: running.gang.sequence)
-        self._movers: list[_Mover] | None = None
+        self._leavers: list[_Leaver] | None = None
         self._moved: dict[int, Gang] = {}
         self._shapes: dict[tuple[int, tuple[bool, ...]], Gang] = {}
         self._close_earmarks()
@@ -242,14 +242,14 @@ class _Advisor:
             return None
         devices = float(ask.devices * ask.n_replicas)
         most = devices * (otherwise_s - walk.now_s)  # more cannot be won
-        domains = self._domains(gang, kind, until_s, self._movers_for(gang, kind))
+        domains = self._domains(gang, kind, until_s, self._leavers_for(gang, kind))
         settled = _Search(self, gang, kind).cheapest(domains, most)
         if settled is None:
             return None
         moves = tuple(
-            replace(mover.move, after=after)
-            for mover, after in sorted(
-                zip(settled.movers, settled.after, strict=True), key=lambda one: one[0].running.gang.sequence
+            replace(leaver.move, after=after)
+            for leaver, after in sorted(
+                zip(settled.leavers, settled.after, strict=True), key=lambda one: one[0].running.gang.sequence
             )
         )
         starts_s = walk.now_s + max(move.checkpoint_s for move in moves)
@@ -258,16 +258,16 @@ class _Advisor:
 
     # -- who may be asked ---------------------------------------------------------------------------------------------
 
-    def _movers_for(self, gang: Gang, kind: int) -> list[_Mover]:
+    def _leavers_for(self, gang: Gang, kind: int) -> list[_Leaver]:
         """Those that could move for this gang, the cheapest first: nobody of a higher priority is disturbed."""
-        if self._movers is None:
+        if self._leavers is None:
             may_move = filter(self._may_move, self._running)
-            self._movers = sorted(map(self._mover, may_move), key=lambda mover: mover.order)
+            self._leavers = sorted(map(self._leaver, may_move), key=lambda leaver: leaver.order)
         kinds = self.walk.frame.kind
         return [
-            mover
-            for mover in self._movers
-            if mover.running.gang.priority <= gang.priority and int(kinds[next(iter(mover.whole))]) == kind
+            leaver
+            for leaver in self._leavers
+            if leaver.running.gang.priority <= gang.priority and int(kinds[next(iter(leaver.whole))]) == kind
         ]
 
     def _may_move(self, running: Running) -> bool:
@@ -285,7 +285,7 @@ class _Advisor:
             and any(share.devices for share in running.placing)
         )
 
-    def _mover(self, running: Running) -> _Mover:
+    def _leaver(self, running: Running) -> _Leaver:
         gang, saving = running.gang, running.gang.saving
         charge = self.walk.calendar.held[gang.id].charge
         devices = sum(len(share.devices) * share.share_steps for share in running.placing) / FULL
@@ -297,7 +297,7 @@ class _Advisor:
         for node, n in zip(charge.nodes.tolist(), charge.whole.tolist(), strict=True):
             if n:
                 whole[node] = whole.get(node, 0) + n
-        return _Mover(running, charge, move, whole)
+        return _Leaver(running, charge, move, whole)
 
     def moved(self, running: Running) -> Gang:
         """A running job as it asks for a place elsewhere: at its size, for what time it has left, no worse."""
@@ -330,18 +330,18 @@ class _Advisor:
 
     # -- where it could lie -------------------------------------------------------------------------------------------
 
-    def _domains(self, gang: Gang, kind: int, until_s: float, movers: Sequence[_Mover]) -> list[_Domain]:
+    def _domains(self, gang: Gang, kind: int, until_s: float, leavers: Sequence[_Leaver]) -> list[_Domain]:
         """Where the gang could lie if some of these moved, the cheapest by a lower bound first."""
         walk, frame, ask = self.walk, self.walk.frame, gang.shape.asks[0]
         usable = walk.may_use(gang) & frame.kind_mask[kind]
         if ask.required is not None:
             usable = usable & frame.has_level[ask.required]
         free: IntArray = np.where(usable, np.maximum(walk.calendar.floor_now(until_s).whole, 0), 0)
-        on_node: dict[int, list[_Mover]] = {}
-        for mover in movers:
-            for node in mover.whole:
+        on_node: dict[int, list[_Leaver]] = {}
+        for leaver in leavers:
+            for node in leaver.whole:
                 if usable[node]:
-                    on_node.setdefault(node, []).append(mover)
+                    on_node.setdefault(node, []).append(leaver)
         found: list[tuple[float, int, _Domain]] = []
         for cluster in frame.clusters:
             inside: IntArray = np.flatnonzero(usable & (frame.cluster == cluster))
@@ -368,12 +368,12 @@ class _Advisor:
 
 
 class _Search:
-    """The cheapest set of movers for one gang on one kind."""
+    """The cheapest set of leavers for one gang on one kind."""
 
     def __init__(self, advisor: _Advisor, gang: Gang, kind: int) -> None:
         self.advisor, self.walk, self.gang, self.kind = advisor, advisor.walk, gang, kind
         self.n_trials = 0
-        self._goes: dict[int, bool] = {}  # by mover: whether it finds a place if it alone moves
+        self._goes: dict[int, bool] = {}  # by leaver: whether it finds a place if it alone moves
 
     def cheapest(self, domains: Sequence[_Domain], most: float) -> _Settled | None:
         """The cheapest set that costs less than `most`."""
@@ -398,8 +398,8 @@ class _Search:
     def _put_back(self, line: list[tuple[float, int, _Domain]], place: int, domain: _Domain) -> None:
         """Some of those that would move cannot: what is it without them?"""
         left = {
-            node: [mover for mover in movers if self._goes.get(id(mover), True)]
-            for node, movers in domain.on_node.items()
+            node: [leaver for leaver in leavers if self._goes.get(id(leaver), True)]
+            for node, leavers in domain.on_node.items()
         }
         ask = self.gang.shape.asks[0]
         again = _least(domain.nodes, domain.free, ask.devices, ask.n_replicas, left)
@@ -407,20 +407,20 @@ class _Search:
             heappush(line, (again.least, place, again))
 
     def _cheaper(self, trial: _Trial, domain: _Domain, bound: float) -> _Settled | None:
-        for movers in self._in_order(domain, bound):
-            settled = trial.pruned(movers)
+        for leavers in self._in_order(domain, bound):
+            settled = trial.pruned(leavers)
             if settled is not None:
                 return settled
             if self.n_trials >= _MOST_TRIALS:
                 break
         return None
 
-    def _in_order(self, domain: _Domain, bound: float) -> Iterator[tuple[_Mover, ...]]:
-        """Sets of movers that might do by the count of devices, the cheapest first, up to that price."""
+    def _in_order(self, domain: _Domain, bound: float) -> Iterator[tuple[_Leaver, ...]]:
+        """Sets of leavers that might do by the count of devices, the cheapest first, up to that price."""
         ask, nodes = self.gang.shape.asks[0], domain.nodes.tolist()
-        here = {id(mover): mover for node in nodes for mover in domain.on_node.get(node, ())}
-        in_order = sorted(here.values(), key=lambda mover: mover.order)
-        some = list(islice(filter(self.may_go, in_order), _MOST_MOVERS))
+        here = {id(leaver): leaver for node in nodes for leaver in domain.on_node.get(node, ())}
+        in_order = sorted(here.values(), key=lambda leaver: leaver.order)
+        some = list(islice(filter(self.may_go, in_order), _MOST_LEAVERS))
         if not some:
             return
         heap: list[tuple[float, tuple[int, ...]]] = [(some[0].cost, (0,))]
@@ -443,12 +443,12 @@ class _Search:
             if room >= ask.n_replicas:
                 yield tuple(some[i] for i in chosen)
 
-    def may_go(self, mover: _Mover) -> bool:
+    def may_go(self, leaver: _Leaver) -> bool:
         """Whether it finds a place at all if it alone moves, and nobody takes what it leaves."""
-        goes = self._goes.get(id(mover))
+        goes = self._goes.get(id(leaver))
         if goes is None:
             trial = _Trial(self, np.zeros(0, dtype=np.int64))
-            goes = self._goes[id(mover)] = trial.finds_places([mover], None) is not None
+            goes = self._goes[id(leaver)] = trial.finds_places([leaver], None) is not None
         return goes
 
 
@@ -460,45 +460,45 @@ class _Trial:
         self.nodes = nodes
         self._known: dict[frozenset[int], _Settled | None] = {}
 
-    def pruned(self, movers: Sequence[_Mover]) -> _Settled | None:
-        """What is left when every mover that can be spared stays, the dearest first."""
-        settled = self.settled(movers)
+    def pruned(self, leavers: Sequence[_Leaver]) -> _Settled | None:
+        """What is left when every leaver that can be spared stays, the dearest first."""
+        settled = self.settled(leavers)
         if settled is None:
             return None
-        for mover in sorted(movers, key=lambda one: one.order, reverse=True):
-            fewer = self.settled([other for other in settled.movers if other is not mover])
+        for leaver in sorted(leavers, key=lambda one: one.order, reverse=True):
+            fewer = self.settled([other for other in settled.leavers if other is not leaver])
             if fewer is not None:
                 settled = fewer
         return settled
 
-    def settled(self, movers: Sequence[_Mover]) -> _Settled | None:
+    def settled(self, leavers: Sequence[_Leaver]) -> _Settled | None:
         """All places, if there are any."""
-        key = frozenset(mover.running.gang.id for mover in movers)
-        if not movers:
+        key = frozenset(leaver.running.gang.id for leaver in leavers)
+        if not leavers:
             return None
         if key not in self._known:
             self.search.n_trials += 1
-            may_go = all(map(self.search.may_go, movers))
-            self._known[key] = self._settle(movers) if may_go else None
+            may_go = all(map(self.search.may_go, leavers))
+            self._known[key] = self._settle(leavers) if may_go else None
         return self._known[key]
 
-    def _settle(self, movers: Sequence[_Mover]) -> _Settled | None:
+    def _settle(self, leavers: Sequence[_Leaver]) -> _Settled | None:
         within = np.zeros(self.walk.frame.n_nodes, dtype=bool)
         within[self.nodes] = True
         left = np.zeros_like(within)
-        left[[node for mover in movers for node in mover.whole]] = True
+        left[[node for leaver in leavers for node in leaver.whole]] = True
         # Where they leave from if it can lie there: so it takes least of where they could go.
         for mask in (within & left, within):
-            settled = self.finds_places(movers, mask)
+            settled = self.finds_places(leavers, mask)
             if settled is not None or not (within & ~left).any():
                 return settled
         return None
 
-    def finds_places(self, movers: Sequence[_Mover], mask: BoolArray | None) -> _Settled | None:
-        """The gang on the nodes of a mask (None: it goes nowhere), and every mover elsewhere."""
+    def finds_places(self, leavers: Sequence[_Leaver], mask: BoolArray | None) -> _Settled | None:
+        """The gang on the nodes of a mask (None: it goes nowhere), and every leaver elsewhere."""
         walk, gang, kind = self.walk, self.search.gang, self.search.kind
         calendar, now_s = walk.calendar, walk.now_s
-        lifted = [calendar.held[mover.running.gang.id] for mover in movers]
+        lifted = [calendar.held[leaver.running.gang.id] for leaver in leavers]
         put: list[Held] = []
         calendar.lift(lifted)
         try:
@@ -514,27 +514,27 @@ class _Trial:
             rest = Held(_rest([held.charge for held in lifted], taken), (), now_s, NONE)
             calendar.lift([rest], 1)
             put.append(rest)
-            for order in _orders(movers):
+            for order in _orders(leavers):
                 after = self._after(order)
                 if after is not None:
                     found = found or Found((), kind, "")
                     where = dict(zip(map(id, order), after, strict=True))
-                    return _Settled(tuple(movers), found, tuple(where[id(mover)] for mover in movers))
+                    return _Settled(tuple(leavers), found, tuple(where[id(leaver)] for leaver in leavers))
             return None
         finally:
             calendar.lift(put)
             calendar.lift(lifted, 1)
 
-    def _after(self, movers: Sequence[_Mover]) -> list[Placing] | None:
+    def _after(self, leavers: Sequence[_Leaver]) -> list[Placing] | None:
         """Where each of them goes, one after the other; None if one of them finds no place."""
         walk, frame = self.walk, self.walk.frame
         put: list[Held] = []
         after: list[Placing] = []
         try:
-            for mover in movers:
-                running = mover.running
+            for leaver in leavers:
+                running = leaver.running
                 node = running.placing[0].node
-                gang, kind = self.advisor.moved(running), int(frame.kind[next(iter(mover.whole))])
+                gang, kind = self.advisor.moved(running), int(frame.kind[next(iter(leaver.whole))])
                 # Its checkpoint lies where it runs, and was written by what it runs on.
                 within = frame.cluster == frame.cluster[node]
                 lasts_s = walk.duration_s(gang, kind)
@@ -557,14 +557,16 @@ class _Trial:
         return charge
 
 
-def _cost(movers: Iterable[_Mover]) -> float:
-    return sum(mover.cost for mover in movers)
+def _cost(leavers: Iterable[_Leaver]) -> float:
+    return sum(leaver.cost for leaver in leavers)
 
 
-def _orders(movers: Sequence[_Mover]) -> Iterator[tuple[_Mover, ...]]:
+def _orders(leavers: Sequence[_Leaver]) -> Iterator[tuple[_Leaver, ...]]:
     """Orders in which they look for their places: those that need most together first."""
-    largest = sorted(movers, key=lambda one: (-max(one.whole.values()), -sum(one.whole.values()), *one.order))
-    if len(movers) <= _MOST_IN_ANY_ORDER:
+    largest = sorted(
+        leavers, key=lambda one: (-max(one.whole.values()), -sum(one.whole.values()), *one.order)
+    )
+    if len(leavers) <= _MOST_IN_ANY_ORDER:
         yield from permutations(largest)
     else:
         yield tuple(largest)
@@ -612,7 +614,7 @@ def _devices(nodes: IntArray, steps: Mapping[int, int]) -> Charge:
 
 
 def _least(
-    nodes: IntArray, free: IntArray, devices: int, n: int, on_node: Mapping[int, Sequence[_Mover]]
+    nodes: IntArray, free: IntArray, devices: int, n: int, on_node: Mapping[int, Sequence[_Leaver]]
 ) -> _Domain | None:
     """What it costs at the least to have room for n replicas on these nodes, and who would move; None if there is none.
 
@@ -622,7 +624,7 @@ def _least(
     """
     best: FloatArray = np.full(n + 1, inf)
     best[0] = 0.0
-    steps: list[tuple[list[tuple[float, tuple[_Mover, ...]]], IntArray]] = []
+    steps: list[tuple[list[tuple[float, tuple[_Leaver, ...]]], IntArray]] = []
     for node in nodes.tolist():
         curve = _curve(int(free[node]), devices, n, node, on_node.get(node, ()))
         if not curve:
@@ -638,32 +640,32 @@ def _least(
         steps.append((curve, taken))
     if best[n] == inf:
         return None
-    chosen: dict[int, _Mover] = {}
+    chosen: dict[int, _Leaver] = {}
     left = n
     for curve, taken in reversed(steps):
         r = int(taken[left])
         if r:
-            chosen.update((id(mover), mover) for mover in curve[r - 1][1])
+            chosen.update((id(leaver), leaver) for leaver in curve[r - 1][1])
             left -= r
-    cheapest = tuple(sorted(chosen.values(), key=lambda mover: mover.order))
+    cheapest = tuple(sorted(chosen.values(), key=lambda leaver: leaver.order))
     return _Domain(nodes, free, on_node, float(best[n]), cheapest)
 
 
 def _curve(
-    free: int, devices: int, n: int, node: int, movers: Sequence[_Mover]
-) -> list[tuple[float, tuple[_Mover, ...]]]:
+    free: int, devices: int, n: int, node: int, leavers: Sequence[_Leaver]
+) -> list[tuple[float, tuple[_Leaver, ...]]]:
     """What room for 1, 2, ... replicas on a node costs at the least, and who leaves for it."""
-    some = movers[:_MOST_OPTIONS]
-    most = min(n, (free + sum(mover.whole[node] for mover in some)) // devices)
+    some = leavers[:_MOST_OPTIONS]
+    most = min(n, (free + sum(leaver.whole[node] for leaver in some)) // devices)
     need = max(0, most * devices - free)
-    best: list[tuple[float, tuple[_Mover, ...]]] = [(0.0, ()), *((inf, ()) for _ in range(need))]
-    for mover in some:
-        part = mover.cost * mover.whole[node] / sum(mover.whole.values())
+    best: list[tuple[float, tuple[_Leaver, ...]]] = [(0.0, ()), *((inf, ()) for _ in range(need))]
+    for leaver in some:
+        part = leaver.cost * leaver.whole[node] / sum(leaver.whole.values())
         for have in range(need - 1, -1, -1):
             cost, leave = best[have]
-            to = min(need, have + mover.whole[node])
+            to = min(need, have + leaver.whole[node])
             if (cost + part, len(leave) + 1) < (best[to][0], len(best[to][1])):
-                best[to] = (cost + part, (*leave, mover))
+                best[to] = (cost + part, (*leave, leaver))
     for have in range(need - 1, -1, -1):  # what frees more frees as much
         if (best[have + 1][0], len(best[have + 1][1])) < (best[have][0], len(best[have][1])):
             best[have] = best[have + 1]

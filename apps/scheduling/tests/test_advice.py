@@ -64,12 +64,12 @@ def test_a_proposal_names_who_moves_from_where_to_where_and_what_it_costs():
     scene = Scene()
     (one,) = scene.proposals()
 
-    (mover,) = one.movers
+    (leaver,) = one.leavers
     # Of the two it is the one that started later: it has done less since its last checkpoint.
-    assert (one.job, mover.job) == (scene.waits, scene.high)
+    assert (one.job, leaver.job) == (scene.waits, scene.high)
     assert [share["node"] for share in one.placement] == [scene.here.nodes[1].name]
-    assert [share["node"] for share in mover.before] == [scene.here.nodes[1].name]
-    assert [(s["node"], s["devices"]) for s in mover.after] == [(scene.here.nodes[0].name, [2, 3])]
+    assert [share["node"] for share in leaver.before] == [scene.here.nodes[1].name]
+    assert [(s["node"], s["devices"]) for s in leaver.after] == [(scene.here.nodes[0].name, [2, 3])]
     assert one.proposal.cost_device_s == 2 * (5 + 15 + 70)
     # Otherwise it would start when the first of them ends, at the latest.
     assert (one.starts_at, one.otherwise_at) == (later(105), later(7200))
@@ -91,7 +91,7 @@ def test_what_a_job_told_of_its_last_checkpoint_counts():
         job_id=scene.low.pk, post=progress.Post(step=1, checkpoint_at=later(98)), at=later(98)
     )
     (one,) = scene.proposals()
-    assert ([m.job for m in one.movers], one.movers[0].move.lost_s) == ([scene.low], 2.0)
+    assert ([m.job for m in one.leavers], one.leavers[0].move.lost_s) == ([scene.low], 2.0)
 
 
 def test_a_yes_moves_the_job_and_starts_the_other_in_its_place():
@@ -242,7 +242,7 @@ def test_only_operators_have_jobs_move_and_auditors_may_look():
 def test_a_job_that_has_just_started_is_left_alone():
     scene = Scene()
     # As of 80 s the cheaper one has run for 50, and the policy shields a job for its first minute.
-    assert [m.job for one in scene.proposals(at=80) for m in one.movers] == [scene.low]
+    assert [m.job for one in scene.proposals(at=80) for m in one.leavers] == [scene.low]
 
 
 def test_who_was_moved_so_often_is_not_moved_again():
@@ -252,7 +252,7 @@ def test_who_was_moved_so_often_is_not_moved_again():
     assert scene.proposals() == []
 
 
-def test_a_mover_that_ends_by_itself_leaves_its_new_place_to_others():
+def test_one_that_ends_by_itself_leaves_its_new_place_to_others():
     scene = Scene()
     scene.carry_out(scene.proposals()[0])
     end(open_attempt(scene.high), "succeeded", at=later(104))
@@ -283,6 +283,6 @@ def test_a_pass_under_way_is_waited_for():
     assert scene.carry_out(one).job == scene.waits
 
 
-def test_execution_takes_a_mover_that_left_for_one_that_goes_back_to_the_queue():
+def test_execution_takes_one_that_moved_for_one_that_goes_back_to_the_queue():
     assert {cause.value for cause in reconcile.Cause} == {cause.value for cause in StopCause}
     assert reconcile._BY_CAUSE[reconcile.Cause.MOVE] == "vacated"

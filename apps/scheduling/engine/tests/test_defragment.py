@@ -161,16 +161,16 @@ def test_a_leaf_is_made_free_for_a_gang_that_must_lie_in_one() -> None:
     assert [(m.job_id, [s.node for s in m.after]) for m in proposal.moves] == [(12, [1])]
 
 
-@pytest.mark.parametrize(("busy_nodes", "movers"), [(1, []), (2, [12])])
-def test_a_mover_keeps_within_the_watts_of_where_it_goes(busy_nodes: int, movers: list[int]) -> None:
+@pytest.mark.parametrize(("busy_nodes", "leavers"), [(1, []), (2, [12])])
+def test_one_that_moves_keeps_within_the_watts_of_where_it_goes(busy_nodes: int, leavers: list[int]) -> None:
     limit_w = 16 * 100.0 + busy_nodes * 8 * 600.0
     where = facility(leaves=[[0, 0], [1, 1]], limits_w={"rack0": limit_w})
     scene = two_leaves(gang(1, 2, 8, limit_s=3600.0, required="leaf"), where=where)
 
-    assert [move.job_id for proposal in propose(scene, POLICY) for move in proposal.moves] == movers
+    assert [move.job_id for proposal in propose(scene, POLICY) for move in proposal.moves] == leavers
 
 
-def test_a_mover_keeps_to_healthy_nodes_of_its_cluster() -> None:
+def test_one_that_moves_keeps_to_healthy_nodes_of_its_cluster() -> None:
     scene = two_leaves(gang(1, 2, 8, limit_s=3600.0, required="leaf"))
     usable = scene.is_usable.copy()
     usable[1] = False
@@ -254,25 +254,25 @@ def test_of_equal_jobs_that_wait_only_the_first_is_advised_and_another_can_be_as
 
 
 def faults_when_carried_out(scene: Snapshot, policy: Policy, proposal: Proposal) -> Any:
-    """What the checker finds once the movers are back in the queue and all of them start where it was proposed."""
+    """What the checker finds once the leavers are back in the queue and all of them start where it was proposed."""
     before = plan(scene, policy)
     moves = {move.job_id: move for move in proposal.moves}
     gangs = {g.id: g for g in scene.queue}
-    movers = []
+    leavers = []
     starts = list(before.starts)
     for r in scene.running:
         if r.gang.id in moves:
             left = (
                 replace(r.gang, limit_s=max(r.ends_s - scene.now_s, 1.0)) if r.gang.limit_s != inf else r.gang
             )
-            movers.append(left)
+            leavers.append(left)
             ends_s = inf if left.limit_s == inf else scene.now_s + left.limit_s
             after = moves[left.id].after
             starts.append(Start(left.id, after, int(scene.facility.kind[after[0].node]), ends_s))
     ends_s = scene.now_s + gangs[proposal.job_id].limit_s
     starts.append(Start(proposal.job_id, proposal.placing, proposal.kind, ends_s))
     stays = tuple(r for r in scene.running if r.gang.id not in moves)
-    then = replace(scene, running=stays, queue=(*scene.queue, *movers))
+    then = replace(scene, running=stays, queue=(*scene.queue, *leavers))
     reserves = tuple(r for r in before.reserves if r.job_id != proposal.job_id)
     decided = Plan(tuple(starts), (), reserves, before.evictions, before.resizes)
     return check(then, decided, policy)
@@ -394,7 +394,7 @@ def _too_large(draw: st.DrawFn, free: list[int], size: int, **more: Any) -> Any:
 
 
 def cheapest_by_trying_all(scene: Snapshot) -> float:
-    """The price of the cheapest set of movers for which places exist, by counting devices alone; inf: there is none."""
+    """The price of the cheapest set for which places exist, by counting devices alone; inf: there is none."""
     wanted = scene.queue[0].shape.asks[0]
     n = scene.facility.n_nodes
     leaf = scene.facility.leaf.tolist()
@@ -408,12 +408,12 @@ def cheapest_by_trying_all(scene: Snapshot) -> float:
     able = [r for r in scene.running if r.gang.saving is not None]
     sets = [some for size in range(1, len(able) + 1) for some in combinations(able, size)]
     best = inf
-    for movers in sets:
-        cost = sum(map(price, movers))
+    for leavers in sets:
+        cost = sum(map(price, leavers))
         if cost >= best:
             continue
         freed = [0] * n
-        for r in movers:
+        for r in leavers:
             freed[r.placing[0].node] += len(r.placing[0].devices)
         for nodes in product(range(n), repeat=wanted.n_replicas):
             if wanted.required and len({leaf[node] for node in nodes}) > 1:
@@ -423,7 +423,7 @@ def cheapest_by_trying_all(scene: Snapshot) -> float:
                 continue
             # What is freed is taken first: nobody else may have it.
             left = [free[i] - max(0, asked[i] - freed[i]) for i in range(n)]
-            if fits(left, [len(r.placing[0].devices) for r in movers]):
+            if fits(left, [len(r.placing[0].devices) for r in leavers]):
                 best = cost
                 break
     return best
