@@ -1,14 +1,18 @@
 """What people come for, done in a real browser from sign-in to result."""
 
 import os
+from datetime import timedelta
 
 from playwright.sync_api import expect
 
+from apps.core import clock
 from apps.dashboard.tests.facility import PASSWORD
 from apps.inventory.models import Node
 from apps.jobs.models import Job
+from apps.jobs.tests.builders import fleet, grant, job, start
 from apps.teams.models import MemberLimit, Quota
 from tests.browser.conftest import DESKTOP, PHONE, OpenWindow, Site
+from tests.browser.test_pages import axe_findings
 
 
 def test_signing_in_leads_to_the_page_that_was_asked_for(site: Site, open_window: OpenWindow) -> None:
@@ -210,3 +214,35 @@ def test_the_menu_of_a_phone_opens_without_script(site: Site, open_window: OpenW
     expect(window.page.locator("#menu")).to_be_visible()
     window.page.click("#menu >> text=Audit trail")
     expect(window.page.locator("main h1")).to_have_text("Audit trail")
+
+
+def test_an_operator_has_a_job_move_so_that_another_starts(site: Site, open_window: OpenWindow) -> None:
+    at, f = clock.now(), site.facility
+    here = fleet(2, 4, kind="M1")
+    for node, ran_s in ((0, 900), (1, 300)):
+        asked = {
+            "devices": 2,
+            "accelerators": ["M1"],
+            "time_limit": 7200.0,
+            "checkpoint": {"interval": 3600.0},
+        }
+        since = at - timedelta(seconds=ran_s)
+        half = job(f.pretraining, f.member, name=f"half-{node}", at=since, **asked)
+        start(half, here, grant(here.nodes[node], (0, 1)), at=since)
+    whole = {"devices": 4, "accelerators": ["M1"], "time_limit": 600.0}
+    waits = job(f.pretraining, f.member, name="wants-a-node", at=at, **whole)
+    window = open_window(f.operator, size=PHONE)
+    window.open("/nodes/")
+    page = window.page
+    page.get_by_role("link", name="Moves").click()
+    expect(page.locator("main h1")).to_have_text("Moves")
+    card = page.locator(f"section[aria-label='Job {waits.pk}']")
+    expect(card).to_contain_text("half-1")
+    assert window.troubles_here() + axe_findings(window) == []
+    card.get_by_role("button", name="Move 1 job").click()
+    page.get_by_role("button", name="Move", exact=True).click()
+
+    expect(page.locator(".toast")).to_contain_text("asked to move")
+    expect(page.locator("main")).to_contain_text("Moved before")
+    assert Job.objects.get(name="half-1").state == "preempting"
+    assert window.troubles_here() + axe_findings(window) == []

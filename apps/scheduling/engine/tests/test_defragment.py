@@ -226,6 +226,26 @@ def test_what_is_kept_for_somebody_is_not_touched() -> None:
     assert propose(kept, POLICY) == ()
 
 
+def test_the_place_to_which_a_job_moves_is_kept_while_it_still_leaves() -> None:
+    # Job 12 leaves node 1 for the free half of node 0, within a quota that both of its places would not fit.
+    scene = halves(teams=(Team(1, "root"), Team(2, "a", 0, 1.0, {0: 12})), quota_is_checked=True)
+    stays, moves = (replace(r, gang=replace(r.gang, team=1)) for r in scene.running)
+    new_place = tuple(replace(share, node=0, devices=(4, 5, 6, 7)) for share in moves.placing)
+    small = gang(2, devices=4, limit_s=3600.0, team=1)
+    here = replace(scene, queue=(small,), running=(stays, replace(moves, is_leaving=True)))
+    kept = replace(here, earmarks=(Reserve(12, 0.0, new_place),))
+    taken = {True: (0, (4, 5, 6, 7)), False: (1, (4, 5, 6, 7))}
+
+    for now, is_free in ((here, True), (kept, False)):
+        (start,) = plan(now, POLICY).starts
+        assert check(now, plan(now, POLICY), POLICY) == ()
+        assert (start.placing[0].node, start.placing[0].devices) == taken[is_free]
+    # Once it has left it starts there.
+    left = replace(kept, queue=(small, moves.gang), running=(stays,))
+    starts = {start.job_id: start.placing for start in plan(left, POLICY).starts}
+    assert starts[12] == new_place
+
+
 def test_the_jobs_of_one_node_may_go_to_several_places() -> None:
     where = facility(leaves=[[0, 0, 0]])
     small = (runs(11, (0, (0, 1)), devices=2), runs(12, (0, (2, 3, 4)), devices=3))
