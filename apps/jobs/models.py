@@ -10,6 +10,9 @@ from apps.jobs.lifecycle import ENDED, State
 from apps.teams.models import Team, User
 
 STATES = [(state.value, state.value) for state in State]
+_RAN_TO_AN_END = Q(
+    state__in=[state.value for state in (State.FAILED, State.SUCCEEDED, State.TIMED_OUT)], ran_s__gt=0
+)
 
 
 class JobArray(models.Model):
@@ -122,6 +125,17 @@ class Job(models.Model):
                 fields=["name", "id"], name="job_by_name", opclasses=["varchar_pattern_ops", "int8_ops"]
             ),
             models.Index(fields=["transaction_id"], name="job_by_transaction"),
+            # What `past_runs` counts; in its very words.
+            models.Index(
+                fields=["user", "team", "name", "-ended_at", "-id"],
+                condition=_RAN_TO_AN_END,
+                name="job_runs_by_name",
+            ),
+            models.Index(
+                fields=["user", "-ended_at", "-id"],
+                condition=_RAN_TO_AN_END,
+                name="job_runs_by_user",
+            ),
         ]
 
     def __str__(self) -> str:

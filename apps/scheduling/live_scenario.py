@@ -22,13 +22,12 @@ from apps.jobs.lifecycle import State
 from apps.jobs.models import Dependency, Job
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import NONE, Facility, Gang, Policy, Running, Share
-from apps.scheduling.engine.predict import History
+from apps.scheduling.engine.predict import predicted_s
 from apps.scheduling.snapshot import Taken, take_snapshot
 
 UNKNOWN_S: Final = 3600.0  # a job of which nothing at all is known
 ITSELF: Final = " (itself)"  # of a team with sub-teams, the leaf that has its own jobs
 _LEAST_S: Final = 1.0  # a job that runs has at least so much ahead
-_KEPT_RUNS: Final = 2  # of an owner, as many as engine.predict weighs
 _LONGEST_S: Final = 1e9
 
 Row = dict[str, Any]
@@ -136,7 +135,6 @@ class _Records:
         unmet = Dependency.objects.filter(job__state=State.QUEUED).exclude(after__state=State.SUCCEEDED)
         for job_id, after_id in unmet.order_by("id").values_list("job_id", "after_id"):
             self.after[job_id].append(after_id)
-        self.history = self._history(cursor, sorted({gang.user for gang in gangs if gang.user != NONE}))
 
     @staticmethod
     def _types(cursor: Any) -> dict[int, Row]:
@@ -144,21 +142,6 @@ class _Records:
             "SELECT id, power_curve::text, cap_step_w, cap_settle_s FROM inventory_acceleratortype"
         )
         return {row[0]: {"curve": row[1], "cap_step_w": row[2], "cap_settle_s": row[3]} for row in cursor}
-
-    @staticmethod
-    def _history(cursor: Any, user_ids: list[int]) -> "tuple[History, frozenset[int]]":
-        """Run times of the last jobs of these people that ended well, and of whom there are any."""
-        cursor.execute(
-            "SELECT person.id, last.ran_s FROM unnest(%s::bigint[]) person(id) CROSS JOIN LATERAL"
-            " (SELECT id, ran_s FROM jobs_job WHERE user_id = person.id AND state = %s AND ran_s > 0"
-            "  ORDER BY id DESC LIMIT %s) last ORDER BY person.id, last.id",
-            [user_ids, State.SUCCEEDED, _KEPT_RUNS],
-        )
-        history, known = History(), set()
-        for user_id, ran_s in cursor.fetchall():
-            history.learn(user_id, ran_s)
-            known.add(user_id)
-        return history, frozenset(known)
 
 
 def _batched(ids: Sequence[int], size: int = 10_000) -> Iterator[Sequence[int]]:
@@ -587,9 +570,9 @@ class _Teller:
         if record["runtime_s"] is not None:
             left_s = max(record["runtime_s"] - kept_s, _LEAST_S) + restart_s * pace
             return _bounded(max(left_s, least_s)), "declared"
-        history, known = self.records.history
-        if gang.user in known:
-            took_s, source = history.predict_s(gang.user, gang.limit_s), "history"
+        predicted = predicted_s(gang, self.snapshot.history_s)
+        if predicted != inf:
+            took_s, source = min(predicted, gang.limit_s), "history"
         elif gang.limit_s != inf:
             took_s, source = gang.limit_s, "limit"
         else:

@@ -26,6 +26,7 @@ from apps.inventory.models import Health
 from apps.jobs import intake
 from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Desired
+from apps.jobs.past_runs import COUNTED, Owner
 from apps.jobs.spec import SHARE_STEPS, Asks, JobRequest
 from apps.reservations.selectors import windows
 from apps.scheduling.engine import planner
@@ -53,6 +54,7 @@ from apps.scheduling.engine.facts import (
     Team,
     Wait,
 )
+from apps.scheduling.histories import Histories
 from apps.scheduling.selectors import current_policy
 from apps.staging.selectors import DatasetRow, staging_picture
 from apps.teams.models import LimitedUse
@@ -290,6 +292,7 @@ class _Memory:
         self.queue: Mapping[int, Gang] = {}  # those that wait, by id, ascending
         self.held: Mapping[int, _Held] = {}  # open allocations by job id, ascending
         self.columns: _Columns | None = None  # of `held`
+        self.histories = Histories()
         self.data_names: dict[str, tuple[str, ...]] = {}  # by key of the shape; of those that name data sets
         self.forget_data((), None)
 
@@ -391,6 +394,7 @@ class _Reader:
         memory.seen_below, memory.server = seen_below, tuple(server)
         gangs = memory.queue
         looked_at = self._candidates(candidates, candidates_of)
+        self._note_ends(changed)
         snapshot = Snapshot(
             now_s=self.at_s,
             facility=self.facility,
@@ -405,6 +409,7 @@ class _Reader:
             earmarks=self.read_earmarks(),
             datasets=self.datasets,
             staging_gib_per_s=self.staging_gib_per_s,
+            history_s=memory.histories.told(),
         )
         return Taken(
             snapshot=snapshot,
@@ -433,6 +438,10 @@ class _Reader:
         for number, request in enumerate(candidates):
             gang = names.gang_of(request, at_s=self.at_s)
             datasets = self._within_reach(request.datasets, gang.shape)
+            history = NONE
+            if gang.team != NONE:
+                owner = Owner(user_id, self.teams[gang.team].id, gang.name)
+                history = self.memory.histories.position(owner)
             gangs.append(
                 replace(
                     gang,
@@ -440,9 +449,19 @@ class _Reader:
                     user=user_id,
                     sequence=2**62 + number,
                     datasets=datasets,
+                    history=history,
                 )
             )
         return gangs
+
+    def _note_ends(self, changed: list[Row] | None) -> None:
+        """Have the run times of those looked up whose jobs have ended."""
+        if changed is None:
+            self.memory.histories.note_all()
+            return
+        for row in changed:
+            if row[3] in COUNTED:
+                self.memory.histories.note_end(Owner(row[7], row[6], row[4]))
 
     # The facility
 
@@ -534,8 +553,9 @@ class _Reader:
             for team_id, name, parent_id, weight in rows
         ]
         positions = (*self._positions, [row[0] for row in rows])
-        if positions != self.memory.positions:
-            self.memory.clear(positions)
+        memory = self.memory
+        if positions != memory.positions or memory.histories.has_many_strangers(len(memory.jobs)):
+            memory.clear(positions)
 
     def read_members(self, looked_at: Sequence[Gang]) -> tuple[Member, ...]:
         """Everyone whose running jobs are limited, of those who have jobs in the picture; by team and person."""
@@ -850,6 +870,8 @@ class _Reader:
             sequence=job_id,
             limit_s=left_s,
             work_s=work_s,
+            history=self.memory.histories.position(Owner(user_id, team_id, name)),
+            done_s=max(ran_s - lost_s, 0.0),
             not_before_s=-inf if not_before_s is None else not_before_s,
             retry_s=-inf if retry_s is None else retry_s,
             deadline_s=inf if deadline_s is None else deadline_s,

@@ -164,6 +164,9 @@ class Gang:
     predicted_s: float = (
         inf  # run time to expect, from its owner's history; inf: its limit is all that is known
     )
+    # Or the position of that history in the snapshot: whoever ends moves the prediction of thousands that wait.
+    history: int = field(default=NONE, compare=False)
+    done_s: float = 0.0  # of that run time, what earlier attempts did and kept
     not_before_s: float = -inf
     retry_s: float = -inf  # not tried again before
     deadline_s: float = inf
@@ -300,6 +303,7 @@ class Snapshot:
     datasets: tuple[Dataset, ...] = ()
     staging_gib_per_s: float = 1.0  # rate of one transfer
     limit_changes: tuple[LimitChange, ...] = ()
+    history_s: tuple[float, ...] = ()  # by `Gang.history`: whole run time to expect; inf: nothing is known
 
 
 @dataclass(frozen=True, slots=True)

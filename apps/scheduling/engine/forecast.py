@@ -26,6 +26,7 @@ from apps.scheduling.engine.facts import (
 from apps.scheduling.engine.frame import Frame
 from apps.scheduling.engine.kernels import earliest_gap, spread_work, take_gap
 from apps.scheduling.engine.placement import kinds_of
+from apps.scheduling.engine.predict import predicted_of_many, predicted_s
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.units import BIG, FULL
 
@@ -33,16 +34,20 @@ _LAID_OUT = 500  # waiting jobs that are laid out one by one
 _UNKNOWN_S = 3600.0  # how long a job runs of which nothing is known
 
 
-def probable_s(gang: Gang) -> float:
-    """How long a job that has not started will probably run."""
-    least_s = min(gang.predicted_s, gang.limit_s, gang.work_s)
+def probable_s(gang: Gang, history_s: Sequence[float]) -> float:
+    """How long a job that has not started will probably run.
+
+    Args:
+        history_s: As the snapshot's.
+    """
+    least_s = min(predicted_s(gang, history_s), gang.limit_s, gang.work_s)
     return _UNKNOWN_S if least_s == inf else max(1.0, least_s)
 
 
-def probable_end_s(running: Running, now_s: float) -> float:
+def probable_end_s(running: Running, now_s: float, history_s: Sequence[float]) -> float:
     """When running work will probably end; one that ran longer than it was expected to goes on as long again."""
     ran_s = max(1.0, now_s - running.started_s)
-    end_s = running.started_s + running.gang.predicted_s
+    end_s = running.started_s + predicted_s(running.gang, history_s)
     if end_s <= now_s:
         end_s = now_s + ran_s
     return max(now_s + 1.0, min(end_s, running.ends_s))
@@ -101,6 +106,10 @@ class Forecaster:
             known = self._shapes[id(gang.shape)] = steps, kinds_of(gang.shape) or ()
         return known
 
+    def probable_s(self, gang: Gang) -> float:
+        """How long it will probably run once it has started."""
+        return probable_s(gang, self.snapshot.history_s)
+
     def _team(self, team: int, kind: int) -> _Profile | None:
         """What is left to a team of what it may hold at most; None: it is not limited."""
         tree = self.tree
@@ -131,7 +140,7 @@ class Forecaster:
     def place(self, gang: Gang, at_least_s: float) -> float:
         """Lay out a job; when it starts, inf if it never does."""
         steps, kinds = self.steps(gang)
-        lasts_s = probable_s(gang)
+        lasts_s = self.probable_s(gang)
         best: tuple[float, float, int] | None = None
         for kind in kinds:
             lasts_here_s = lasts_s if gang.limit_s != inf else lasts_s / self.frame.kinds[kind].speed
@@ -181,10 +190,12 @@ def forecast(
     gangs = {gang.id: gang for gang in snapshot.queue}
     for running in snapshot.running:
         if running.gang.id not in gone:
-            _hold_all(laid, running.gang, running.placing, now_s, probable_end_s(running, now_s))
+            end_s = probable_end_s(running, now_s, snapshot.history_s)
+            _hold_all(laid, running.gang, running.placing, now_s, end_s)
     for start in starts:
         gang = gangs[start.job_id]
-        _hold_all(laid, gang, start.placing, now_s, min(start.expected_end_s, now_s + probable_s(gang)))
+        end_s = min(start.expected_end_s, now_s + laid.probable_s(gang))
+        _hold_all(laid, gang, start.placing, now_s, end_s)
     for booking in snapshot.bookings:
         if booking.end_s > now_s:
             for kind, n in _booked(frame, booking.nodes, booking.kind, booking.n_devices).items():
@@ -193,7 +204,7 @@ def forecast(
     for reserve in reserves:
         gang = gangs[reserve.job_id]
         told[gang.id] = reserve.start_s
-        _hold_all(laid, gang, reserve.placing, reserve.start_s, reserve.start_s + probable_s(gang))
+        _hold_all(laid, gang, reserve.placing, reserve.start_s, reserve.start_s + laid.probable_s(gang))
     # It waits now, so it starts when something changes, whatever the sums say.
     changes = [
         end for profile in laid.profiles for end in profile.times[1 : profile.n].tolist() if end > now_s
@@ -254,7 +265,7 @@ def _spread_out(
         of.append(shape)
     if not rest:
         return
-    predicted_s = np.array([gang.predicted_s for gang in rest])
+    predicted_s = predicted_of_many(rest, laid.snapshot.history_s)
     limit_s = np.array([gang.limit_s for gang in rest])
     work_s = np.array([gang.work_s for gang in rest])
     least_s = np.minimum(np.minimum(predicted_s, limit_s), work_s)

@@ -8,6 +8,7 @@ from math import floor, inf
 import numpy as np
 
 from apps.scheduling.engine.facts import NONE, BoolArray, FloatArray, Gang, IntArray, Policy, Snapshot, Team
+from apps.scheduling.engine.predict import predicted_s
 
 OrderKey = tuple[object, ...]
 
@@ -97,7 +98,8 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
             return (-priority, share, *last)
         # Whoever has waited too long is served in order of submission, so that nobody is passed for ever.
         starves = now_s - gang.submitted_s >= policy.starving_s
-        expected_s = 0.0 if starves else min(gang.predicted_s, gang.limit_s, gang.work_s)
+        predicted = predicted_s(gang, snapshot.history_s)
+        expected_s = 0.0 if starves else min(predicted, gang.limit_s, gang.work_s)
         return (-priority, not starves, share, expected_s, *last)
 
     return sorted(snapshot.queue, key=key)

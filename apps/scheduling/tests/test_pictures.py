@@ -17,6 +17,7 @@ from apps.jobs.models import Allocation, Job
 from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, request, start, team
 from apps.reservations.models import Reservation
 from apps.scheduling import snapshot
+from apps.scheduling.engine.predict import predicted_s
 from apps.scheduling.snapshot import Taken
 from apps.teams.models import Quota
 
@@ -36,12 +37,19 @@ class Rememberer:
         return snapshot.take_snapshot(later(seconds))
 
 
+def predicted(taken: Taken) -> list[float]:
+    """Positions of histories are each memory's own; what is read there is not."""
+    gangs = [*taken.snapshot.queue, *(one.gang for one in taken.snapshot.running)]
+    return [predicted_s(gang, taken.snapshot.history_s) for gang in gangs]
+
+
 def same(ours: Taken, fresh: Taken) -> None:
     for name in _COMPARED:
         assert getattr(ours.snapshot, name) == getattr(fresh.snapshot, name), name
     for name in ("never_satisfied", "left_out", "gangs", "cooldown_s", "rule_versions"):
         assert getattr(ours, name) == getattr(fresh, name), name
     assert list(ours.gangs) == list(fresh.gangs)
+    assert predicted(ours) == predicted(fresh)
     assert ours.snapshot.facility.domains == fresh.snapshot.facility.domains
     assert ours.snapshot.facility.kinds == fresh.snapshot.facility.kinds
     assert ours.snapshot.facility.node_name == fresh.snapshot.facility.node_name
@@ -57,7 +65,7 @@ class World:
         self.chance = random.Random(seed)
         self.here, self.there = fleet(3, 4), fleet(2, 4)
         self.ours, self.theirs = team(), team()
-        self.me = person(self.ours, self.theirs)
+        self.me, self.you = (person(self.ours, self.theirs) for _ in range(2))
         self.seconds = 0.0
         self.booking = Reservation.objects.create(
             name="nightly", starts_at=NOON, ends_at=later(300), rrule="FREQ=DAILY;COUNT=2", created_at=NOON
@@ -98,7 +106,9 @@ class World:
         )  # fmt: skip
         if more.get("reservation") and self.seconds >= 86_400:
             return
-        job(self.ours, self.me, at=self.at, **{"time_limit": self.chance.choice((30.0, 600.0)), **more})
+        names = {"name": self.chance.choice(("train", "tune", "serve"))}
+        limit = {"time_limit": self.chance.choice((30.0, 600.0))}
+        job(self.ours, self.chance.choice((self.me, self.you)), at=self.at, **{**names, **limit, **more})
 
     def allocate(self) -> None:
         waiting = self.some(state=State.QUEUED)

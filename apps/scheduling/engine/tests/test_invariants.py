@@ -46,6 +46,34 @@ def test_the_order_of_rows_and_the_names_change_nothing(
 
 
 @SCENES
+@given(
+    scenes(), DEPTHS, st.lists(st.sampled_from([1.0, 30.0, 1e6, inf]), min_size=1, max_size=4), st.booleans()
+)
+def test_what_is_expected_of_run_times_decides_nothing_but_the_order_of_the_shortest(
+    scene: Snapshot, depth: int | None, history_s: list[float], preemption: bool
+) -> None:
+    told = replace(
+        scene,
+        history_s=tuple(history_s),
+        queue=tuple(replace(g, history=g.id % len(history_s), done_s=g.id % 3 * 10.0) for g in scene.queue),
+        running=tuple(
+            replace(run, gang=replace(run.gang, history=run.gang.id % len(history_s)))
+            for run in scene.running
+        ),
+    )
+    policy = Policy(backfill_depth=depth, preemption=preemption)
+    one, other = plan(scene, policy), plan(told, policy)
+
+    for name in ("starts", "reserves", "evictions", "resizes", "stages"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert [(w.job_id, w.code, w.sentence) for w in one.waits] == [
+        (w.job_id, w.code, w.sentence) for w in other.waits
+    ]
+    shortest = replace(policy, order="shortest", explain=False, preemption=False)
+    assert check(told, plan(told, shortest), shortest) == ()
+
+
+@SCENES
 @given(scenes())
 def test_every_waiting_job_has_a_reason_and_every_job_is_answered_once(scene: Snapshot) -> None:
     decided = plan(scene, Policy())
