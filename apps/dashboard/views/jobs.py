@@ -26,10 +26,11 @@ from apps.events import selectors as events
 from apps.events.models import Event
 from apps.execution import selectors as execution
 from apps.inventory import selectors as inventory
-from apps.jobs import selectors, services
+from apps.jobs import past_runs, selectors, services
 from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Allocation, Job
 from apps.scheduling import selectors as scheduling
+from apps.scheduling.expected_end import expected_end
 from apps.scheduling.models import Reason
 from apps.teams import policies
 from apps.teams.models import User
@@ -59,7 +60,7 @@ def _seen(request: HttpRequest, job_id: int) -> Seen:
     jobs = selectors.jobs_visible_to(viewer).select_related(
         "team__parent", "user", "cluster", "held_by", "array"
     )
-    job = jobs.filter(pk=job_id).first()
+    job = past_runs.with_took(jobs.filter(pk=job_id)).first()
     if job is None:
         raise Http404("no such job")
     return Seen(job, selectors.rights_of(viewer, job), viewer)
@@ -313,6 +314,7 @@ def _ends_at(job: Job, at: datetime) -> datetime | None:
 def _body(seen: Seen) -> dict[str, Any]:
     context = _base(seen)
     latest: Allocation | None = context["latest"]
+    context["end"] = expected_end(seen.job, context["reason"], clock.now())
     context["events"] = list(_events_of(seen)[:_N_EVENTS])
     context["checks"] = _checks(context["reason"]) if context["is_waiting"] else []
     context["ahead"] = selectors.ahead_of([seen.job]).get(seen.job.pk)

@@ -1,7 +1,7 @@
 """What comes in and out: previews, reasons, advice, passes, utilization."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from apps.core.api.body import Out
 from apps.core.strict import Strict, Text
 from apps.jobs.models import Job
 from apps.scheduling.advice import Advice, Leaver
+from apps.scheduling.expected_end import ExpectedEnd
 from apps.scheduling.models import Defragmentation, Forecast, Pass, Reason, UtilizationSample
 from apps.scheduling.selectors import Losses, TypeUse
 from apps.scheduling.services import Preview
@@ -69,8 +70,25 @@ class ForecastOut(Out):
         return cls(made_at=row.made_at, expected_start=row.expected_start_at, placement=row.placement)
 
 
+class ExpectedEndOut(Out):
+    """When a job that waits or runs will probably end. Nothing is stopped by it, and no promise rests on it."""
+
+    at: datetime | None = Field(description="null: nobody can tell when it starts.")
+    source: Literal["own_history", "declared_limit", "declared_run_time"]
+    took_s: float | None = Field(
+        description="By own history: the mean run time of the last two jobs that came to an end of their own."
+    )
+    of_name: bool = Field(
+        description="By own history: those of the same name, team and owner; else of the owner."
+    )
+
+    @classmethod
+    def of(cls, end: ExpectedEnd) -> "ExpectedEndOut":
+        return cls(at=end.at, source=end.source, took_s=end.took_s, of_name=end.of_name)
+
+
 class ReasonsOut(Out):
-    """Why a job waits, as of the last pass, and what it was promised before."""
+    """Why a job waits, as of the last pass, what it was promised before, and when it will probably end."""
 
     job_id: int
     state: str
@@ -79,10 +97,18 @@ class ReasonsOut(Out):
     pass_id: int | None
     rank: int | None
     expected_start: datetime | None
+    expected_end: ExpectedEndOut | None
     forecasts: list[ForecastOut]
 
     @classmethod
-    def of(cls, job_id: int, state: str, reason: Reason | None, forecasts: list[Forecast]) -> "ReasonsOut":
+    def of(
+        cls,
+        job_id: int,
+        state: str,
+        reason: Reason | None,
+        forecasts: list[Forecast],
+        end: ExpectedEnd | None = None,
+    ) -> "ReasonsOut":
         wait = None
         if reason is not None:
             wait = WaitOut(
@@ -96,6 +122,7 @@ class ReasonsOut(Out):
             pass_id=reason.pass_id if reason is not None else None,
             rank=reason.rank if reason is not None else None,
             expected_start=reason.expected_start_at if reason is not None else None,
+            expected_end=None if end is None else ExpectedEndOut.of(end),
             forecasts=[ForecastOut.of(row) for row in forecasts],
         )
 

@@ -22,6 +22,7 @@ from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
 from apps.scheduling import advice, dump_store, selectors, services
 from apps.scheduling.api import bodies
+from apps.scheduling.expected_end import expected_end
 from apps.teams import throttles
 from apps.teams.models import Team
 from apps.teams.policies import person
@@ -46,14 +47,17 @@ class JobPreviewView(APIView):
 
 
 class JobReasonsView(APIView):
-    @extend_schema(summary="Why a job waits, and when it is expected to start", responses=bodies.ReasonsOut)
+    @extend_schema(
+        summary="Why a job waits, and when it is expected to start and to end", responses=bodies.ReasonsOut
+    )
     def get(self, request: Request, job_id: int) -> Response:
         job = jobs_visible_to(person(request)).filter(pk=job_id).first()
         if job is None:
             raise NoSuchJob(job_id=job_id)
         forecasts = list(job.forecasts.order_by("-made_at", "-id")[:_MOST_FORECASTS])
         reason = selectors.reason_of(job)
-        return Response(bodies.ReasonsOut.of(job.pk, job.state, reason, forecasts).model_dump())
+        end = expected_end(job, reason, clock.now())
+        return Response(bodies.ReasonsOut.of(job.pk, job.state, reason, forecasts, end).model_dump())
 
 
 class DefragmentationView(APIView):

@@ -322,7 +322,9 @@ class Policy:
     packing: bool = True
     shield_s: float = 0.0
     half_life_s: float = 7 * 86400.0
-    backfill_order: str = "queue"  # or "shortest": walk the backfill candidates by limit, shortest first
+    backfill_order: str = (
+        "queue"  # or "shortest": walk the backfill candidates by expected run time, shortest first
+    )
     explain: bool = True  # find reasons and forecasts of waiting jobs
     most_evictions: int | None = 5  # a job that was evicted so often is no victim any more; None: no bound
     resizing: bool = True  # running elastic jobs may be given another size

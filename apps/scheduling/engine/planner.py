@@ -49,6 +49,7 @@ from apps.scheduling.engine.placement import (
     place,
     total_steps,
 )
+from apps.scheduling.engine.predict import predicted_s
 from apps.scheduling.engine.preempt import Preemptor
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.resize import grow
@@ -195,7 +196,9 @@ class Pass:
                 continue
             if shortest and depth is not None and self.n_promises >= depth > 0:
                 # All promises are made: the rest is only backfilled, the shortest first (EASY-SJBF).
-                pending[position - 1 :] = sorted(pending[position - 1 :], key=lambda p: p[1].limit_s)
+                pending[position - 1 :] = sorted(
+                    pending[position - 1 :], key=lambda p: self._expected_s(p[1])
+                )
                 rank, gang, alike, is_ready = pending[position - 1]
                 shortest = False
             if gang.id in earmarked:
@@ -296,6 +299,10 @@ class Pass:
         if special:
             ready = [is_ready and gang.id not in special for gang, is_ready in zip(queue, ready, strict=True)]
         return list(zip(range(1, len(queue) + 1), queue, map(self._class, queue), ready, strict=True))
+
+    def _expected_s(self, gang: Gang) -> float:
+        """How long it will probably run, never over its limit."""
+        return min(predicted_s(gang, self.snapshot.history_s), gang.limit_s)
 
     def _class(self, gang: Gang) -> int:
         """The number of the gang's class."""

@@ -12,10 +12,13 @@ from apps.jobs import services as jobs
 from apps.jobs.models import Job
 from apps.jobs.past_runs import Owner
 from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, request, start, team
-from apps.scheduling import dump, snapshot
+from apps.scheduling import dump, selectors, snapshot
 from apps.scheduling.engine import planner
 from apps.scheduling.engine.facts import Policy, Snapshot
 from apps.scheduling.engine.predict import predicted_of_many, predicted_s
+from apps.scheduling.expected_end import expected_end
+from apps.scheduling.models import Reason
+from apps.scheduling.tests.test_api import client
 
 pytestmark = pytest.mark.django_db
 
@@ -184,4 +187,49 @@ def test_a_job_is_told_of_its_own_name_and_of_its_person():
 
     assert (told[made.pk].own_s, told[made.pk].user_s, told[made.pk].best_s) == (100.0, 200.0, 100.0)
     assert (told[new.pk].own_s, told[new.pk].best_s) == (None, 200.0)
+    for each in (made, new):
+        assert past_runs.took_by(past_runs.with_took(Job.objects.filter(pk=each.pk)).get()) == told[each.pk]
+        assert past_runs.took_by(each) == told[each.pk]
     assert past_runs.of_owners([Owner(it.me.pk, it.ours.pk, "train"), Owner(0, 0, "")]) == {0: 100.0}
+
+
+def expected(of: Job, at_s: float) -> tuple[float | None, str, float | None, bool] | None:
+    of.refresh_from_db()
+    reason = selectors.reason_of(of)
+    told = expected_end(of, reason, later(at_s))
+    if told is None:
+        return None
+    return told.at and (told.at - NOON).total_seconds(), told.source, told.took_s, told.of_name
+
+
+def test_people_are_told_when_a_job_ends_and_by_what():
+    it = Scene()
+    declares = job(it.ours, it.me, name="new", time_limit=600.0)
+    allocation = start(declares, it.here, at=NOON)
+    assert expected(declares, 10) == (600.0, "declared_limit", None, False)
+    it.ran("other", 100.0)
+    assert expected(declares, 10) == (100.0, "own_history", 100.0, False)
+    it.ran("new", 300.0)
+    assert expected(declares, 10) == (300.0, "own_history", 300.0, True)
+    # It runs longer than expected: as long again, and never beyond its limit.
+    assert expected(declares, 310) == (600.0, "own_history", 300.0, True)
+    end(allocation, "succeeded", at=later(400))
+    assert expected(declares, 410) is None
+
+    nobody = person(it.ours)
+    assert expected(job(it.ours, nobody, name="free"), 0) is None
+    played = job(it.ours, nobody, name="played", runtime=50.0)
+    assert expected(played, 0) == (None, "declared_run_time", None, False)
+    Reason.objects.create(
+        job=played, pass_id=1, at=NOON, code="resources", sentence="", expected_start_at=later(70)
+    )
+    assert expected(played, 0) == (120.0, "declared_run_time", None, False)
+
+
+def test_whoever_asks_by_rest_is_told_where_the_end_comes_from():
+    it = Scene()
+    it.ran("train", 100.0)
+    made = it.waits("train", time_limit=900.0)
+    answer = client(person()).get(f"/api/v1/jobs/{made.pk}/reasons").data
+
+    assert answer["expected_end"] == {"at": None, "source": "own_history", "took_s": 100.0, "of_name": True}

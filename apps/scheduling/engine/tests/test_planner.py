@@ -244,6 +244,18 @@ def test_the_shortest_are_backfilled_first_when_the_policy_says_so() -> None:
     assert started(decided) == [6, 5, 4]
 
 
+def test_what_is_expected_to_be_short_is_backfilled_before_what_only_declares_to_be() -> None:
+    running = (holds(gang(9, 1, 8), (0, tuple(range(8))), ends_s=50.0),)
+    jobs = (gang(1, 4, 8), *(replace(gang(i, 1, 8, limit_s=50.0 - i), history=i % 2) for i in range(2, 7)))
+
+    decided = decide(
+        replace(snapshot(facility(), *jobs, running=running), history_s=(5.0, inf)),
+        Policy(backfill_depth=1, backfill_order="shortest"),
+    )
+
+    assert started(decided) == [2, 4, 6]
+
+
 def test_a_gang_lies_within_one_cluster() -> None:
     where = replace(facility(), cluster=np.array([1, 1, 1, 2]))
 
