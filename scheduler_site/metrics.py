@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from apps.core import presence
+from apps.core import clock, presence
 from apps.inventory import selectors as inventory
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
@@ -25,6 +25,7 @@ class FacilityCollector(Collector):
         yield from _health()
         yield from _use()
         yield from _last_pass()
+        yield from _forecasts()
         yield from _loops()
 
 
@@ -82,6 +83,25 @@ def _last_pass() -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "switchyard_last_pass_refused", "1 if the checker refused it.", value=last.is_refused
     )
+
+
+def _forecasts() -> Iterator[Metric]:
+    found = scheduling.forecast_errors(clock.now())
+    yield GaugeMetricFamily(
+        "switchyard_forecast_checked_jobs",
+        "Jobs that waited and started within a day, the last 10,000 at most.",
+        value=0 if found is None else found.n_jobs,
+    )
+    if found is None:
+        return
+    errors = GaugeMetricFamily(
+        "switchyard_forecast_error_seconds",
+        "How far these started from the start that they were first told; bias: the mean, above 0 if later.",
+        labels=["statistic"],
+    )
+    for statistic, seconds in (("median", found.median_s), ("p90", found.p90_s), ("bias", found.bias_s)):
+        errors.add_metric([statistic], seconds)
+    yield errors
 
 
 def _loops() -> Iterator[Metric]:

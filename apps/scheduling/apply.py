@@ -74,7 +74,8 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     _send_ahead(taken, plan, at=at)
     waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
     waits = _told_of_data(taken, waits)
-    reasons_left = _reasons.write(waits, pass_id=pass_id, at=at)
+    # Who waits until others have left is not in the plan's waits, and waits all the same.
+    reasons_left = _reasons.write(waits, pass_id=pass_id, at=at, still_wait=makes_room.keys())
     _write_forecasts(taken, plan.reserves, at=at)
     _write_use(taken, at=at)
     return Applied(n_started, tuple(stale), len(taken.never_satisfied), reasons_left)
@@ -331,11 +332,14 @@ class _Reasons:
         self.pass_id, self.last_s = 0, -inf
         self.known: dict[int, _Written] = {}
 
-    def write(self, waits: Sequence[Wait], *, pass_id: int, at: datetime) -> int:
+    def write(
+        self, waits: Sequence[Wait], *, pass_id: int, at: datetime, still_wait: Collection[int] = ()
+    ) -> int:
         """Write what changed, the head of the queue first; return how many jobs have no true reason yet.
 
         Args:
             waits: In the order of the queue: places are counted here.
+            still_wait: Jobs of which there is nothing new to say.
         """
         at_s = at.timestamp()
         if not self.pass_id or self.pass_id != _pass_before(pass_id):
@@ -346,11 +350,12 @@ class _Reasons:
         room = int(min(max(at_s - self.last_s, 1.0) * _RENEWED_PER_S, REASONS_AT_ONCE)) - len(now)
         if room > 0:
             now += nsmallest(room, old, key=lambda item: self.known[item[1].job_id].written_s)
-        gone = list(self.known.keys() - {wait.job_id for wait in waits})
+        gone = list(self.known.keys() - {wait.job_id for wait in waits} - set(still_wait))
         with transaction.atomic():
             for some in _batched(now, 5000):
                 _upsert(some, pass_id, at)
             if gone:
+                _note_outcomes(gone)
                 Reason.objects.filter(job_id__in=gone).delete()
         for rank, wait in now:
             self.known[wait.job_id] = _Written(wait.code, wait.sentence, rank, _expected(wait), at_s)
@@ -402,15 +407,37 @@ def _upsert(waits: Sequence[tuple[int, Wait]], pass_id: int, at: datetime) -> No
         # One text for all rows: the driver goes over each element of an array. A job may be gone from the ledger's
         # queue by now, but never from the ledger.
         cursor.execute(
-            "INSERT INTO scheduling_reason"
-            " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at)"
-            " SELECT job_id, %s, %s, code, left(sentence, 1000), binding, facts, rank, expected"
+            "INSERT INTO scheduling_reason"  # noqa: S608 (our own words)
+            " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at,"
+            " foretold_at, foretold_start_at)"
+            " SELECT job_id, %s, %s, code, left(sentence, 1000), binding, facts, rank, expected,"
+            " CASE WHEN expected IS NOT NULL THEN %s::timestamptz END, expected"
             " FROM json_to_recordset(%s::json) AS new(job_id bigint, code text, sentence text, binding jsonb,"
             " facts jsonb, rank int, expected timestamptz)"
             " ON CONFLICT (job_id) DO UPDATE SET pass_id = excluded.pass_id, at = excluded.at,"
             " code = excluded.code, sentence = excluded.sentence, binding = excluded.binding,"
-            " facts = excluded.facts, rank = excluded.rank, expected_start_at = excluded.expected_start_at",
-            [pass_id, at, dumps(rows)],
+            " facts = excluded.facts, rank = excluded.rank, expected_start_at = excluded.expected_start_at,"
+            f" {_first_word('foretold_at')}, {_first_word('foretold_start_at')}",
+            [pass_id, at, at, dumps(rows)],
+        )
+
+
+def _first_word(column: str) -> str:
+    """The first word counts; of one of whom nobody could tell meanwhile, as one that was held, the first after that."""
+    kept = f"coalesce(scheduling_reason.{column}, excluded.{column})"
+    return f"{column} = CASE WHEN excluded.expected_start_at IS NOT NULL THEN {kept} END"
+
+
+def _note_outcomes(job_ids: Sequence[int]) -> None:
+    """Keep when those of these that have started did so, beside what they were told first."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO scheduling_forecastoutcome (job_id, foretold_at, foretold_start_at, started_at)"
+            " SELECT reason.job_id, reason.foretold_at, reason.foretold_start_at, attempt.bound_at"
+            " FROM scheduling_reason reason CROSS JOIN LATERAL"
+            " (SELECT bound_at FROM jobs_allocation WHERE job_id = reason.job_id AND bound_at >= reason.foretold_at"
+            "  ORDER BY fence LIMIT 1) attempt WHERE reason.job_id = ANY(%s)",
+            [list(job_ids)],
         )
 
 

@@ -111,8 +111,17 @@ class Reason(models.Model):
     facts = models.JSONField(default=dict)
     rank = models.PositiveIntegerField(default=0)
     expected_start_at = models.DateTimeField(null=True, blank=True)
+    foretold_at = models.DateTimeField(null=True, blank=True, help_text="It was first told a start then.")
+    foretold_start_at = models.DateTimeField(
+        null=True, blank=True, help_text="The start that it was told first."
+    )
 
     class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(foretold_at=None) ^ Q(foretold_start_at__isnull=False), name="foretold_is_whole"
+            )
+        ]
         indexes = [models.Index(fields=["code"], name="reason_by_code")]
 
 
@@ -129,6 +138,23 @@ class Forecast(models.Model):
             models.CheckConstraint(condition=Q(expected_start_at__gte=F("made_at")), name="forecast_is_ahead")
         ]
         indexes = [models.Index(fields=["job", "-made_at"], name="forecast_by_job")]
+
+
+class ForecastOutcome(models.Model):
+    """What a job that waited was first told of its start, and when it started."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="+", db_index=False)
+    foretold_at = models.DateTimeField()
+    foretold_start_at = models.DateTimeField()
+    started_at = models.DateTimeField(help_text="It was granted its devices.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(started_at__gte=F("foretold_at")), name="foretold_before_it_started"
+            )
+        ]
+        indexes = [models.Index(fields=["-started_at"], name="forecast_outcome_by_start")]
 
 
 class TeamUse(models.Model):

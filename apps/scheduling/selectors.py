@@ -132,6 +132,40 @@ def longest_span() -> timedelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastErrors:
+    """By how much jobs that started lately did so at another time than they were first told."""
+
+    n_jobs: int
+    median_s: float  # without regard to whether earlier or later
+    p90_s: float
+    bias_s: float  # the mean; positive: they started later
+    mean_wait_s: float  # from the first word to the start
+
+    @property
+    def early_s(self) -> float:
+        """The bias as so much earlier."""
+        return -self.bias_s
+
+
+_MOST_OUTCOMES: Final = 10_000
+
+
+def forecast_errors(at: datetime, *, within: timedelta = timedelta(days=1)) -> ForecastErrors | None:
+    """Of those that waited and started within that time, the last 10,000 at most; None if there are none."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*), percentile_cont(0.5) WITHIN GROUP (ORDER BY abs(off_s)),"
+            " percentile_cont(0.9) WITHIN GROUP (ORDER BY abs(off_s)), avg(off_s), avg(wait_s) FROM"
+            " (SELECT extract(epoch FROM started_at - foretold_start_at)::float8 AS off_s,"
+            "  extract(epoch FROM started_at - foretold_at)::float8 AS wait_s FROM scheduling_forecastoutcome"
+            "  WHERE started_at > %s AND started_at <= %s ORDER BY started_at DESC LIMIT %s) lately",
+            [at - within, at, _MOST_OUTCOMES],
+        )
+        n_jobs, *figures = cursor.fetchone() or (0,)
+        return ForecastErrors(n_jobs, *figures) if n_jobs else None
+
+
+@dataclass(frozen=True, slots=True)
 class Losses:
     """What became of some capacity, in device-seconds that sum to it exactly."""
 

@@ -22,7 +22,7 @@ from apps.scheduling import admission, apply, dump_store, line, losses, selector
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
 from apps.scheduling.engine.planner import without_collection
-from apps.scheduling.models import FacilityChange, Forecast, Pass, UtilizationSample
+from apps.scheduling.models import FacilityChange, Forecast, ForecastOutcome, Pass, UtilizationSample
 from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
 from apps.teams.models import Team, User
 
@@ -299,6 +299,7 @@ def _forget_old(at: datetime) -> None:
     Pass.objects.filter(pk__lt=newest - _KEPT_PASSES, is_refused=False).delete()
     if at.minute == 0:  # reads them all
         Forecast.objects.filter(made_at__lt=at - _KEPT_FORECASTS).delete()
+        ForecastOutcome.objects.filter(started_at__lt=at - _KEPT_FORECASTS).delete()
     last = FacilityChange.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     # The last one stays: whoever remembers the facility of an empty table would take the next for the same.
     FacilityChange.objects.filter(pk__lt=last, at__lt=at - _KEPT_FACILITY_CHANGES).delete()

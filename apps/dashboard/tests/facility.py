@@ -12,7 +12,7 @@ from apps.jobs.models import Job
 from apps.jobs.spec import JobRequest
 from apps.power.models import PowerLimit, PowerReading
 from apps.reservations import services as reservations
-from apps.scheduling.models import LineBasis, Pass, Reason, UtilizationSample
+from apps.scheduling.models import ForecastOutcome, LineBasis, Pass, Reason, UtilizationSample
 from apps.teams import services as teams
 from apps.teams.models import FacilityRole, MemberRole, Team, User
 
@@ -244,6 +244,13 @@ def _records(made: dict[str, Job], at: datetime) -> None:
             binding=[code],
             rank=rank,
             expected_start_at=at + timedelta(hours=2, minutes=rank),
+        )
+    for minutes in (3, 20):
+        ForecastOutcome.objects.create(
+            job=made["running"],
+            foretold_at=at,
+            foretold_start_at=at + timedelta(minutes=5),
+            started_at=at + timedelta(minutes=minutes),
         )
     from apps.inventory.models import AcceleratorType, Domain
 

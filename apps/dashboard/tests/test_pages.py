@@ -173,6 +173,23 @@ def test_devices_by_what_they_do_add_up_to_all(facility: Facility) -> None:
     assert use.held + use.out + use.free == use.n_all == 66
 
 
+def test_a_job_says_when_it_will_probably_end_and_by_what(facility: Facility) -> None:
+    page = signed_in(facility.viewer).get(f"/jobs/{facility.running.pk}/").content.decode()
+    told = page[page.index('id="expected-end"') :][:800]
+
+    assert "by own history: the last jobs of its owner ran" in told
+    assert "at the latest" in told
+
+
+def test_the_scheduler_page_says_how_far_forecasts_are_off(facility: Facility) -> None:
+    page = signed_in(facility.viewer).get("/passes/").content.decode()
+    card = page[page.index('id="forecasts"') :][:1200]
+
+    assert "2 jobs that waited and started" in card
+    assert "8\xa0min 30\xa0s" in card  # the median of 2 minutes too early and 15 too late is 8.5
+    assert "later than told" in card
+
+
 def test_a_tile_leads_to_as_many_jobs_as_it_says(facility: Facility) -> None:
     client = signed_in(facility.viewer)
     tiles = client.get("/queue/").context["tiles"]

@@ -43,6 +43,7 @@ def _passes(request: HttpRequest) -> dict[str, Any]:
         "rows": rows,
         "phases": _PHASES,
         "clusters": list(inventory.cluster_rows()),
+        "forecasts": scheduling.forecast_errors(clock.now()),
         "now": clock.now(),
     }
 

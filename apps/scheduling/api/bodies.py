@@ -11,7 +11,7 @@ from apps.jobs.models import Job
 from apps.scheduling.advice import Advice, Leaver
 from apps.scheduling.expected_end import ExpectedEnd
 from apps.scheduling.models import Defragmentation, Forecast, Pass, Reason, UtilizationSample
-from apps.scheduling.selectors import Losses, TypeUse
+from apps.scheduling.selectors import ForecastErrors, Losses, TypeUse
 from apps.scheduling.services import Preview
 
 
@@ -330,8 +330,29 @@ class SampleOut(Out):
         )
 
 
+class ForecastErrorsOut(Out):
+    """How far jobs that waited, and started within a day, did so from the start that they were first told."""
+
+    jobs: int = Field(description="The last 10,000 at most.")
+    median_s: float
+    p90_s: float
+    bias_s: float = Field(description="The mean; above 0: they started later than they were told.")
+    mean_wait_s: float = Field(description="From when they were first told to their start.")
+
+    @classmethod
+    def of(cls, errors: ForecastErrors) -> "ForecastErrorsOut":
+        return cls(
+            jobs=errors.n_jobs,
+            median_s=errors.median_s,
+            p90_s=errors.p90_s,
+            bias_s=errors.bias_s,
+            mean_wait_s=errors.mean_wait_s,
+        )
+
+
 class UtilizationOut(Out):
     now: list[TypeUseOut]
+    forecast_errors: ForecastErrorsOut | None = Field(description="As of now; null: no such job.")
     items: list[SampleOut]
     next: str | None
 

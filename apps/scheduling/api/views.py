@@ -177,7 +177,12 @@ class UtilizationView(APIView):
             order=["at", "id"],
             render=lambda row: bodies.SampleOut.of(row).model_dump(),
         )
-        return Response({"now": [bodies.TypeUseOut.of(one).model_dump() for one in use], **listed})
+        errors = selectors.forecast_errors(clock.now())
+        told = {
+            "now": [bodies.TypeUseOut.of(one).model_dump() for one in use],
+            "forecast_errors": None if errors is None else bodies.ForecastErrorsOut.of(errors).model_dump(),
+        }
+        return Response({**told, **listed})
 
 
 class LossesView(APIView):
