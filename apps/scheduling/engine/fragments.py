@@ -50,20 +50,32 @@ class Demand:
 
 
 def demand_of(gangs: Iterable[Gang], n_kinds: int) -> Demand:
-    """How often each kind of replica is asked for."""
+    """How often each kind of replica is asked for by these."""
     shapes: dict[int, Shape] = {}
     n_of_shape: dict[int, int] = {}
     for gang in gangs:
         shape = id(gang.shape)
         shapes[shape] = gang.shape
         n_of_shape[shape] = n_of_shape.get(shape, 0) + 1
+    return demand_of_shapes([(shapes[at], n) for at, n in n_of_shape.items()], n_kinds)
+
+
+def demand_of_shapes(
+    mix: Iterable[tuple[Shape, int]], n_kinds: int, *, most: int = _MOST_KINDS_OF_ASK
+) -> Demand:
+    """How often each kind of replica is asked for.
+
+    Args:
+        mix: Shapes, and how often each is asked for.
+        most: Kinds of replica; the rarer ones are left out.
+    """
     counts: dict[_Key, int] = {}
-    for position, n in n_of_shape.items():
-        for ask in shapes[position].asks:
+    for shape, n in mix:
+        for ask in shape.asks:
             if ask.devices or ask.share_steps:
                 key = _key(ask)
                 counts[key] = counts.get(key, 0) + n * ask.n_replicas
-    return _demand(counts, n_kinds)
+    return _demand(counts, n_kinds, most)
 
 
 def _key(ask: Ask) -> _Key:
@@ -71,11 +83,11 @@ def _key(ask: Ask) -> _Key:
     return ask.devices, need, micro_of(ask.cpus), micro_of(ask.memory_gib), tuple(sorted(ask.kinds))
 
 
-def _demand(counts: dict[_Key, int], n_kinds: int) -> Demand:
+def _demand(counts: dict[_Key, int], n_kinds: int, most: int) -> Demand:
     total = sum(counts.values())
     chosen = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     covered, n = 0, 0
-    while n < len(chosen) and n < _MOST_KINDS_OF_ASK and covered < _COVERED * total:
+    while n < len(chosen) and n < most and covered < _COVERED * total:
         covered += chosen[n][1]
         n += 1
     chosen = chosen[:n]

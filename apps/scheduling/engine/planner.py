@@ -37,7 +37,7 @@ from apps.scheduling.engine.facts import (
     Wait,
 )
 from apps.scheduling.engine.forecast import forecast
-from apps.scheduling.engine.fragments import Fragments, demand_of
+from apps.scheduling.engine.fragments import Fragments, Present, demand_of
 from apps.scheduling.engine.frame import Frame, frame_of
 from apps.scheduling.engine.order import order_queue
 from apps.scheduling.engine.placement import (
@@ -74,6 +74,14 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what starts now, what is promised, and say why the rest waits."""
     with without_collection():
         return Pass(snapshot, policy).run()
+
+
+def plan_and_left(snapshot: Snapshot, policy: Policy) -> tuple[Plan, Present]:
+    """As `plan`; and what it leaves free now: (dev, cpu, mem), free millionths of each device, of each node."""
+    with without_collection():
+        walk = Pass(snapshot, policy)
+        decided, now = walk.run(), walk.calendar.now
+        return decided, (now.dev, now.cpu, now.mem)
 
 
 @contextmanager
