@@ -25,6 +25,7 @@ class FacilityCollector(Collector):
         yield from _health()
         yield from _use()
         yield from _last_pass()
+        yield from _fragmentation()
         yield from _forecasts()
         yield from _loops()
 
@@ -83,6 +84,27 @@ def _last_pass() -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "switchyard_last_pass_refused", "1 if the checker refused it.", value=last.is_refused
     )
+
+
+def _fragmentation() -> Iterator[Metric]:
+    labels = ["accelerator_type"]
+    free = GaugeMetricFamily(
+        "switchyard_devices_free",
+        "Devices that the last pass left free, on nodes that take work.",
+        labels=labels,
+    )
+    of_no_use = GaugeMetricFamily(
+        "switchyard_devices_free_of_no_use",
+        "Of these: replica, expected to be of no use to a typical one; gang, where no typical gang fits.",
+        labels=[*labels, "to"],
+    )
+    for row in scheduling.fragmentation_now():
+        free.add_metric([row.name], row.free)
+        for to, devices in (("replica", row.of_no_use), ("gang", row.of_no_use_to_gangs)):
+            if devices is not None:
+                of_no_use.add_metric([row.name, to], devices)
+    yield free
+    yield of_no_use
 
 
 def _forecasts() -> Iterator[Metric]:

@@ -43,6 +43,10 @@ class Pass(models.Model):
         null=True, blank=True, help_text="Plan again then, even if nothing happens."
     )
     summary = models.JSONField(default=dict, help_text="Waiting jobs and devices by reason, and the like.")
+    fragmentation = models.JSONField(
+        default=list,
+        help_text="[accelerator type, devices it left free, of these of no use to a typical replica, to a gang].",
+    )
 
     class Meta:
         ordering = ["-id"]
@@ -206,12 +210,21 @@ class UtilizationSample(models.Model):
     claimed = models.FloatField(help_text="Devices held, fractions added up.")
     n_waiting_jobs = models.PositiveIntegerField(default=0)
     waiting_devices = models.FloatField(default=0)
+    # Of the type as a whole, as the last pass left it. Empty: nobody asked for it.
+    left_free = models.FloatField(null=True, blank=True, help_text="Devices that the last pass left free.")
+    of_no_use = models.FloatField(
+        null=True, blank=True, help_text="Of these, to a typical replica; expected."
+    )
+    of_no_use_to_gangs = models.FloatField(null=True, blank=True, help_text="Of these, to a typical gang.")
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
                 fields=["at", "accelerator_type", "is_simulated"], name="one_sample_an_instant_and_type"
-            )
+            ),
+            models.CheckConstraint(
+                condition=Q(left_free=None) | Q(left_free__gte=0), name="sample_of_free_is_sane"
+            ),
         ]
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
 
 from django.db import connection
-from django.db.models import Max, QuerySet, Sum
+from django.db.models import Avg, Max, QuerySet, Sum
+from django.db.models.functions import TruncHour
 
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
@@ -115,6 +116,56 @@ def use_now() -> tuple[TypeUse, ...]:
             " GROUP BY kind.name, cluster.backend = 'simulated' ORDER BY 2, 1"
         )
         return tuple(TypeUse(*row) for row in cursor.fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFree:
+    """What is free of one accelerator type, in devices of the nodes that take work, and what of it is of no use."""
+
+    name: str
+    free: float
+    of_no_use: float | None  # to a typical replica, as expected; None: nobody asks for the type
+    of_no_use_to_gangs: (
+        float | None
+    )  # outside every domain that holds a typical gang; None: no gang asks for it
+
+    @property
+    def share(self) -> float | None:
+        """Of what is free, of no use to a typical replica."""
+        return None if self.of_no_use is None or not self.free else self.of_no_use / self.free
+
+    @property
+    def gang_share(self) -> float | None:
+        """Of what is free, of no use to a typical gang."""
+        return (
+            None if self.of_no_use_to_gangs is None or not self.free else self.of_no_use_to_gangs / self.free
+        )
+
+
+def fragmentation_of(this: Pass) -> tuple[TypeFree, ...]:
+    """What that pass left free, by type."""
+    return tuple(TypeFree(*row) for row in this.fragmentation)
+
+
+def fragmentation_now() -> tuple[TypeFree, ...]:
+    """What the last pass that was carried out left free, by type."""
+    last = Pass.objects.filter(finished_at__isnull=False, is_refused=False).order_by("-id").first()
+    return () if last is None else fragmentation_of(last)
+
+
+def fragmentation_by_hour(*, since: datetime, until: datetime) -> Mapping[datetime, tuple[TypeFree, ...]]:
+    """The mean of each hour by type, the newest hour first."""
+    found: dict[datetime, list[TypeFree]] = {}
+    hours = (
+        UtilizationSample.objects.filter(at__gte=since, at__lt=until, left_free__isnull=False)
+        .annotate(hour=TruncHour("at", tzinfo=UTC))
+        .values_list("hour", "accelerator_type__name")
+        .annotate(Avg("left_free"), Avg("of_no_use"), Avg("of_no_use_to_gangs"))
+        .order_by("-hour", "accelerator_type__name")
+    )
+    for hour, name, *means in hours:
+        found.setdefault(hour, []).append(TypeFree(name, *means))
+    return {hour: tuple(rows) for hour, rows in found.items()}
 
 
 def samples(*, since: datetime, until: datetime) -> QuerySet[UtilizationSample]:

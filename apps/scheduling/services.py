@@ -21,6 +21,9 @@ from apps.power.models import PowerReading
 from apps.scheduling import admission, apply, dump_store, line, losses, selectors
 from apps.scheduling.engine import checker, draw, planner
 from apps.scheduling.engine.facts import NONE, Gang, Plan, Start, Wait
+from apps.scheduling.engine.fragmentation import fragmentation_of, mix_of
+from apps.scheduling.engine.fragments import Present
+from apps.scheduling.engine.frame import frame_of
 from apps.scheduling.engine.planner import without_collection
 from apps.scheduling.models import FacilityChange, Forecast, ForecastOutcome, Pass, UtilizationSample
 from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
@@ -84,7 +87,7 @@ def _one_pass(at: datetime) -> Pass:
     watch = _Stopwatch()
     taken = take_snapshot(at)
     watch.lap("load")
-    plan = planner.plan(taken.snapshot, taken.policy)
+    plan, left = planner.plan_and_left(taken.snapshot, taken.policy)
     watch.lap("plan")
     faults = checker.check(taken.snapshot, plan, taken.policy)
     watch.lap("check")
@@ -101,6 +104,7 @@ def _one_pass(at: datetime) -> Pass:
         waits = (*plan.waits, *taken.left_out)
         line.note_basis(taken, pass_id=this.pk)
         losses.count(taken, waits, [start for start in plan.starts if start.job_id not in stale], at=at)
+    this.fragmentation = _fragmentation(taken, left)
     watch.lap("losses")
     this.n_started, this.n_dropped = applied.n_started, len(applied.stale)
     this.summary["dropped"] = [{"job_id": job_id, "why": why} for job_id, why in applied.stale[:_MOST_FAULTS]]
@@ -178,6 +182,24 @@ def _summary(taken: Taken, plan: Plan) -> dict[str, Any]:
     return {
         "waiting": {code: {"jobs": n, "devices": round(devices, 6)} for code, (n, devices) in by_code.items()}
     }
+
+
+def _fragmentation(taken: Taken, left: Present) -> list[list[Any]]:
+    """As `Pass.fragmentation`; typical is what waits, runs, and ran within a day."""
+    snapshot = taken.snapshot
+    mix = mix_of([*snapshot.queue, *(running.gang for running in snapshot.running)], taken.ended)
+    found = fragmentation_of(frame_of(snapshot.facility), snapshot.is_usable, left, mix)
+    return [
+        [
+            snapshot.facility.kinds[one.kind].name,
+            *(_rounded(n) for n in (one.free, one.of_replicas, one.of_gangs)),
+        ]
+        for one in found
+    ]
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 3)
 
 
 def _devices_of(gang: Gang) -> float:
@@ -316,6 +338,7 @@ def _in_trees(taken: Taken) -> "np.ndarray[Any, np.dtype[np.bool_]]":
 def _samples(taken: Taken, at: datetime) -> list[UtilizationSample]:
     facility = taken.snapshot.facility
     waiting = _waiting_by_kind(taken)
+    left = {one.name: one for one in selectors.fragmentation_now()}
     samples = []
     for use in selectors.use_now():
         kind = next(k for k, kind in enumerate(facility.kinds) if kind.name == use.name)
@@ -330,6 +353,9 @@ def _samples(taken: Taken, at: datetime) -> list[UtilizationSample]:
                 claimed=use.claimed,
                 n_waiting_jobs=n_jobs,
                 waiting_devices=devices,
+                left_free=left[use.name].free if use.name in left else None,
+                of_no_use=left[use.name].of_no_use if use.name in left else None,
+                of_no_use_to_gangs=left[use.name].of_no_use_to_gangs if use.name in left else None,
             )
         )
     return samples

@@ -62,6 +62,8 @@ from apps.teams.models import LimitedUse
 HORIZON: Final = timedelta(days=60)  # reservations further ahead do not matter yet
 _OPEN: Final = [State.QUEUED.value, *sorted(state.value for state in HOLDING)]
 _MANY: Final = 2000
+_MOST_ENDED: Final = 5000
+_ENDED_EVERY_S: Final = 60.0
 PREVIEW_ID: Final = 0  # id of a gang that is not in the ledger
 
 Row = tuple[Any, ...]
@@ -89,6 +91,7 @@ class Taken:
         tuple[int, int], float
     ]  # (data set, storage domain) not sent before then, for it failed lately
     out_of_reach: Mapping[int, tuple[str, ...]]  # data sets that waiting jobs name, and are placed without
+    ended: tuple[tuple[Shape, int], ...]  # shapes of the jobs that ended lately, and how many did
 
 
 def seconds(at: datetime) -> float:
@@ -293,6 +296,8 @@ class _Memory:
         self.held: Mapping[int, _Held] = {}  # open allocations by job id, ascending
         self.columns: _Columns | None = None  # of `held`
         self.histories = Histories()
+        self.ended: list[Row] = []  # key of the shape, and how many jobs of it have ended lately
+        self.ended_s = inf  # as of then
         self.data_names: dict[str, tuple[str, ...]] = {}  # by key of the shape; of those that name data sets
         self.forget_data((), None)
 
@@ -428,6 +433,7 @@ class _Reader:
             gangs=gangs,
             given_up=self.given_up,
             out_of_reach=self._out_of_reach(),
+            ended=self._ended(),
         )
 
     def _candidates(self, candidates: Sequence[JobRequest], user_id: int) -> list[Gang]:
@@ -453,6 +459,26 @@ class _Reader:
                 )
             )
         return gangs
+
+    def _ended(self) -> tuple[tuple[Shape, int], ...]:
+        """What ran within a day and has ended, the last few thousand; as it was when last asked, a minute ago."""
+        memory = self.memory
+        if not 0 <= self.at_s - memory.ended_s < _ENDED_EVERY_S:
+            memory.ended, memory.ended_s = self._read_ended(), self.at_s
+        return tuple((memory.shapes[key], n) for key, n in memory.ended)
+
+    def _read_ended(self) -> list[Row]:
+        rows = self.rows(
+            "SELECT job.shape, count(*), max(job.id) FROM"
+            " (SELECT job_id FROM jobs_allocation WHERE ended_at > %s AND ended_at <= %s"
+            "  ORDER BY ended_at DESC LIMIT %s) ended"
+            " JOIN jobs_job job ON job.id = ended.job_id GROUP BY job.shape ORDER BY job.shape",
+            self.at - timedelta(days=1),
+            self.at,
+            _MOST_ENDED,
+        )
+        self._read_shapes({key: job_id for key, _, job_id in rows if key not in self.memory.shapes})
+        return [(key, n) for key, n, _ in rows]
 
     def _note_ends(self, changed: list[Row] | None) -> None:
         """Have the run times of those looked up whose jobs have ended."""

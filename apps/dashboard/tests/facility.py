@@ -225,6 +225,7 @@ def _records(made: dict[str, Job], at: datetime) -> None:
         n_waiting=2,
         phase_ms={"load": 11.0, "plan": 20.5, "check": 2.0, "commit": 4.5},
         summary={"waiting": {"topology": {"jobs": 1, "devices": 32}}},
+        fragmentation=[["H100", 42.0, 10.5, 42.0], ["CPU slots", 2.0, None, None]],
     )
     LineBasis.objects.create(
         id=1,
@@ -265,4 +266,6 @@ def _records(made: dict[str, Job], at: datetime) -> None:
             n_capacity=64,
             n_unhealthy=8,
             claimed=4 + minute / 5,
+            left_free=40.0,
+            of_no_use=8.0,
         )

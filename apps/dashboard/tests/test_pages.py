@@ -190,6 +190,21 @@ def test_the_scheduler_page_says_how_far_forecasts_are_off(facility: Facility) -
     assert "later than told" in card
 
 
+def test_the_nodes_page_says_what_is_free_and_of_no_use_now_and_by_hour(facility: Facility) -> None:
+    page = signed_in(facility.viewer).get("/nodes/").content.decode()
+    card = page[page.index('id="fragmentation"') : page.index('aria-label="All nodes"')]
+    first, second = (
+        card[card.index('id="free-1"') : card.index('id="free-2"')],
+        card[card.index('id="free-2"') :],
+    )
+
+    assert "25.0\xa0%" in first
+    assert "(10.5)" in first
+    assert "100\xa0%" in first
+    assert second.count("nobody asks") >= 2
+    assert "20.0\xa0%" in card[card.index("By hour") :]
+
+
 def test_a_tile_leads_to_as_many_jobs_as_it_says(facility: Facility) -> None:
     client = signed_in(facility.viewer)
     tiles = client.get("/queue/").context["tiles"]

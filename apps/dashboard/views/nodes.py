@@ -1,5 +1,6 @@
 """Nodes: what there is, what is out of service and why, and one node with what it runs."""
 
+from datetime import timedelta
 from typing import Any, Final
 
 from django import forms
@@ -19,12 +20,14 @@ from apps.inventory import selectors as inventory
 from apps.inventory import services
 from apps.inventory.models import Health, Node
 from apps.scheduling import board
-from apps.scheduling import policies as scheduling
+from apps.scheduling import policies as scheduling_policies
+from apps.scheduling import selectors as scheduling
 from apps.teams import policies
 from apps.teams.models import User
 
 _MOST_MAP_NODES: Final = 1000
 _OUT: Final = "out"
+_HISTORY: Final = timedelta(hours=24)
 _HEALTHS: Final = [
     ("", "Any state"),
     *((key, word.label) for key, word in words.HEALTH.items()),
@@ -51,7 +54,8 @@ def nodes(request: HttpRequest) -> HttpResponse:
         "kinds": inventory.accelerator_type_names(),
         "clusters": list(inventory.cluster_rows()),
         "counts": _counts(),
-        "may_see_moves": scheduling.may_see_advice(viewer),
+        "may_see_moves": scheduling_policies.may_see_advice(viewer),
+        **_fragmentation(),
     }
     context |= _map(viewer)
     return render(request, "dashboard/pages/nodes.html", context)
@@ -74,6 +78,13 @@ def list_part(request: HttpRequest) -> HttpResponse:
 
 def _counts() -> list[tuple[words.Word, inventory.HealthCount]]:
     return [(words.HEALTH[row.health], row) for row in inventory.count_by_health()]
+
+
+def _fragmentation() -> dict[str, Any]:
+    """What is free and of no use: as the last pass left it, and by hour."""
+    at = clock.now()
+    hours = scheduling.fragmentation_by_hour(since=at - _HISTORY, until=at)
+    return {"fragmentation": scheduling.fragmentation_now(), "hours": list(hours.items())}
 
 
 def _map(viewer: User) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from apps.jobs.models import Job
 from apps.scheduling.advice import Advice, Leaver
 from apps.scheduling.expected_end import ExpectedEnd
 from apps.scheduling.models import Defragmentation, Forecast, Pass, Reason, UtilizationSample
-from apps.scheduling.selectors import ForecastErrors, Losses, TypeUse
+from apps.scheduling.selectors import ForecastErrors, Losses, TypeFree, TypeUse, fragmentation_of
 from apps.scheduling.services import Preview
 
 
@@ -231,6 +231,30 @@ class AppliedOut(Out):
         )
 
 
+class FragmentationOut(Out):
+    """What a pass left free of one accelerator type, and how much of that the typical job could not use. Typical is
+    what waits, runs, and ran within a day, by how often it is asked for."""
+
+    accelerator_type: str
+    free: float = Field(description="Devices, of the nodes that take work.")
+    of_no_use: float | None = Field(
+        description="Of these, expected to be of no use to one replica. null: nobody asks for the type."
+    )
+    of_no_use_to_gangs: float | None = Field(
+        description="Of these, outside every domain that could hold a gang whole: the narrowest that it wants, or that "
+        "could hold it empty. null: no gang asks for the type."
+    )
+
+    @classmethod
+    def of(cls, row: TypeFree) -> "FragmentationOut":
+        return cls(
+            accelerator_type=row.name,
+            free=row.free,
+            of_no_use=row.of_no_use,
+            of_no_use_to_gangs=row.of_no_use_to_gangs,
+        )
+
+
 class WaitingOut(Out):
     jobs: int
     devices: float
@@ -276,10 +300,16 @@ class PassOut(Out):
 class PassDetailOut(PassOut):
     faults: list[dict[str, Any]]
     dropped: list[dict[str, Any]]
+    fragmentation: list[FragmentationOut]
 
     @classmethod
     def of(cls, row: Pass) -> "PassDetailOut":
-        return cls(**cls.fields_of(row), faults=row.faults, dropped=row.summary.get("dropped", []))
+        return cls(
+            **cls.fields_of(row),
+            faults=row.faults,
+            dropped=row.summary.get("dropped", []),
+            fragmentation=[FragmentationOut.of(one) for one in fragmentation_of(row)],
+        )
 
 
 class TypeUseOut(Out):
@@ -315,6 +345,11 @@ class SampleOut(Out):
     claimed: float
     waiting_jobs: int
     waiting_devices: float
+    left_free: float | None = Field(
+        description="Of the type as a whole, by the last pass; null: not measured."
+    )
+    of_no_use: float | None = Field(description="As of `fragmentation`.")
+    of_no_use_to_gangs: float | None
 
     @classmethod
     def of(cls, row: UtilizationSample) -> "SampleOut":
@@ -327,6 +362,9 @@ class SampleOut(Out):
             claimed=row.claimed,
             waiting_jobs=row.n_waiting_jobs,
             waiting_devices=row.waiting_devices,
+            left_free=row.left_free,
+            of_no_use=row.of_no_use,
+            of_no_use_to_gangs=row.of_no_use_to_gangs,
         )
 
 
@@ -352,6 +390,7 @@ class ForecastErrorsOut(Out):
 
 class UtilizationOut(Out):
     now: list[TypeUseOut]
+    fragmentation: list[FragmentationOut] = Field(description="As the last pass left it.")
     forecast_errors: ForecastErrorsOut | None = Field(description="As of now; null: no such job.")
     items: list[SampleOut]
     next: str | None

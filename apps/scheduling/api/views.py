@@ -180,6 +180,11 @@ class UtilizationView(APIView):
         errors = selectors.forecast_errors(clock.now())
         told = {
             "now": [bodies.TypeUseOut.of(one).model_dump() for one in use],
+            "fragmentation": [
+                bodies.FragmentationOut.of(one).model_dump()
+                for one in selectors.fragmentation_now()
+                if not name or one.name == name
+            ],
             "forecast_errors": None if errors is None else bodies.ForecastErrorsOut.of(errors).model_dump(),
         }
         return Response({**told, **listed})
