@@ -146,11 +146,16 @@ class Spread(Strict):
 
 
 class Checkpoint(Strict):
-    """After every `interval` seconds of running a checkpoint takes `cost`; a new start spends `restart`."""
+    """After every `interval` seconds of running a checkpoint takes `cost`; a new start spends `restart`.
+
+    With `on_resize` an elastic job changes its size by a checkpoint and a restart: each time it spends both, and its
+    work is safe after that. Without it it goes on at once.
+    """
 
     interval: Seconds
     cost: SecondsOrZero = 0.0
     restart: SecondsOrZero = 0.0
+    on_resize: bool = False
 
 
 def _branch_of_replicas(value: object) -> str | None:

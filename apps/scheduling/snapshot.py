@@ -322,7 +322,12 @@ def forget() -> None:
 def _saving_of(checkpoint: Any) -> Saving | None:
     if not checkpoint:
         return None
-    return Saving(checkpoint["interval"], checkpoint.get("cost", 0.0), checkpoint.get("restart", 0.0))
+    return Saving(
+        checkpoint["interval"],
+        checkpoint.get("cost", 0.0),
+        checkpoint.get("restart", 0.0),
+        checkpoint.get("on_resize", False),
+    )
 
 
 _GANG_COLUMNS: Final = """

@@ -557,13 +557,13 @@ class Simulation:
         self._enqueue(life)
 
     def _resize(self, resize: Resize) -> None:
-        """An elastic job goes on with other devices; nothing is lost."""
+        """An elastic job goes on with other devices, at once or after a checkpoint and a restart; nothing is lost."""
         life, now = self.lives[resize.job_id], self.agenda.now
         assert life.attempt is not None
         self._settle_turn(life, now, is_lost=False, is_over=False)
         speed = self._speed(resize.placing)
         pace = speed * self._rate(life.job, resize.placing)
-        life.attempt = life.attempt.after(max(ZERO, now - life.since), pace)
+        life.attempt = life.attempt.resized(max(ZERO, now - life.since), pace)
         life.speed, life.sized = speed, now
         self._hold(life, resize.placing)
         life.since = max(now, life.since, self._data_arrives(life.gang, resize.placing))

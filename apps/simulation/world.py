@@ -404,7 +404,9 @@ def _rates(gang: Gang) -> set[Fraction]:
 
 def _gang_saving(row: ScenarioJob) -> GangSaving | None:
     saving = row.checkpoint
-    return None if saving is None else GangSaving(saving.interval, saving.cost, saving.restart)
+    return (
+        None if saving is None else GangSaving(saving.interval, saving.cost, saving.restart, saving.on_resize)
+    )
 
 
 def _datasets(
@@ -428,7 +430,7 @@ def _saving(row: ScenarioJob) -> Saving | None:
     if row.checkpoint is None:
         return None
     saving = row.checkpoint
-    return Saving(exact(saving.interval), exact(saving.cost), exact(saving.restart))
+    return Saving(exact(saving.interval), exact(saving.cost), exact(saving.restart), saving.on_resize)
 
 
 def _spread(asks: Asks) -> Spread | None:

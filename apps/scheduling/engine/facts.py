@@ -140,11 +140,12 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Saving:
     """How a job keeps its work: after every `interval_s` of running a checkpoint takes `cost_s`; each new start of a
-    job that ran before spends `restart_s`."""
+    job that ran before spends `restart_s`; so does each change of its size spend both, if that is how it is made."""
 
     interval_s: float
     cost_s: float = 0.0
     restart_s: float = 0.0
+    on_resize: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placin
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import give_back, may_take
 from apps.scheduling.engine.placement import Amounts, Found, may_hold, total_steps
-from apps.scheduling.engine.sizes import end_after, sizes_of
+from apps.scheduling.engine.sizes import end_after, resize_s, sizes_of
 from apps.scheduling.engine.state import Charge, Floor, charge_of
 from apps.scheduling.engine.units import BIG, FULL
 
@@ -43,7 +43,7 @@ class Item:
     running: Running
     replica: Share | None  # None: the whole job
     charge: Charge
-    cost: float  # device-seconds lost
+    cost: float  # device-seconds lost; of a replica its part of what a change of size takes
     steps: dict[int, int]  # millionths of devices it gives back, by kind
     is_surplus: bool  # a replica beyond the preferred size
     place: int = NONE  # among all items, the cheapest first
@@ -270,11 +270,7 @@ class Preemptor:
             if running.at_risk_s == inf:  # nobody told: as it was declared
                 lost_s = ran_s % (gang.saving.interval_s + gang.saving.cost_s)
             lost_s += gang.saving.restart_s
-        sizes = sizes_of(gang, running.placing)
-        devices = sum(
-            n * (a.devices or a.share_steps / FULL) for n, a in zip(sizes, gang.shape.asks, strict=True)
-        )
-        return lost_s * devices
+        return lost_s * _devices_of(running)
 
     def _replicas(self, running: Running) -> list[Item]:
         """Replicas that an elastic job can lose, those on nodes where it has fewest first."""
@@ -283,6 +279,8 @@ class Preemptor:
             return []
         items: list[Item] = []
         sizes = sizes_of(gang, running.placing)
+        n_spare = sum(max(0, n - ask.least) for n, ask in zip(sizes, gang.shape.asks, strict=True))
+        cost = _resize_cost(running) / max(1, n_spare)
         for g, ask in enumerate(gang.shape.asks):
             spare = sizes[g] - ask.least
             if spare <= 0:
@@ -297,7 +295,7 @@ class Preemptor:
                         break
                     charge = charge_of(self.walk.frame, self.walk.tree, gang, (one,))
                     steps = dict(zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True))
-                    items.append(Item(running, one, charge, 0.0, steps, is_surplus=surplus > 0))
+                    items.append(Item(running, one, charge, cost, steps, is_surplus=surplus > 0))
                     spare, surplus = spare - 1, surplus - 1
         return items
 
@@ -680,7 +678,26 @@ def _amounts(floor: Floor) -> Amounts:
 
 
 def _cost(items: Iterable[Item]) -> float:
-    return sum(item.cost for item in items)
+    """Device-seconds that are lost when all of these are freed at once."""
+    total, resized = 0.0, set()
+    for item in items:
+        if item.replica is None:
+            total += item.cost
+        elif item.cost and item.running.gang.id not in resized:
+            resized.add(item.running.gang.id)
+            total += _resize_cost(item.running)
+    return total
+
+
+def _resize_cost(running: Running) -> float:
+    """Device-seconds that one change of size takes, however many replicas come or go."""
+    return resize_s(running.gang) * _devices_of(running)
+
+
+def _devices_of(running: Running) -> float:
+    gang = running.gang
+    sizes = sizes_of(gang, running.placing)
+    return sum(n * (a.devices or a.share_steps / FULL) for n, a in zip(sizes, gang.shape.asks, strict=True))
 
 
 def _normal(items: Sequence[Item]) -> tuple[list[Item], list[tuple[Running, list[Share]]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from apps.scheduling.engine.facts import BoolArray, IntArray, Placing, Resize, Running, Shape, Share
 from apps.scheduling.engine.frame import LEVELS
 from apps.scheduling.engine.placement import Found
-from apps.scheduling.engine.sizes import end_after, relative_rate, sizes_of
+from apps.scheduling.engine.sizes import end_after, gains_time, relative_rate, sizes_of
 from apps.scheduling.engine.state import charge_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def grow(walk: Pass) -> None:
     """Give running elastic jobs more replicas, up to their most: those furthest below their preferred size first.
 
     Every rule holds at every instant until the job ends, promises to waiting jobs among them. A job that got its size
-    less than the dwell time ago keeps it.
+    less than the dwell time ago keeps it; so does one for which the change takes longer than it saves.
     """
     candidates: list[tuple[tuple[object, ...], Running]] = []
     for running in walk.snapshot.running:
@@ -53,10 +53,8 @@ def _grow_one(walk: Pass, running: Running) -> None:
                 placing = _merged(placing, more, g, bool(ask.share_steps))
     if placing == running.placing:
         return
-    before = relative_rate(gang, sizes_of(gang, running.placing))
-    after = relative_rate(gang, sizes_of(gang, placing))
-    if after <= before:
-        return  # more replicas would bring nothing
+    if not gains_time(running, placing, walk.now_s):
+        return  # more replicas would bring nothing, or less than the change takes
     end_s = end_after(running, placing, walk.now_s)
     walk.calendar.hold_instead(gang, charge_of(walk.frame, walk.tree, gang, placing), end_s)
     walk.resizes.append(Resize(gang.id, placing, None, end_s))

@@ -44,14 +44,40 @@ def relative_rate(gang: Gang, sizes: Sequence[int]) -> float:
     return min(n / preferred for n, preferred in elastic)
 
 
+def resize_s(gang: Gang) -> float:
+    """Seconds without work that a change of size takes."""
+    saving = gang.saving
+    return saving.cost_s + saving.restart_s if saving is not None and saving.on_resize else 0.0
+
+
 def end_after(running: Running, placing: Placing, now_s: float) -> float:
     """When a running job that goes on with this placing is expected to end: its limit stays, its work takes longer."""
     gang = running.gang
     if gang.limit_s != inf or running.ends_s == inf:
         return running.ends_s
-    before = relative_rate(gang, sizes_of(gang, running.placing))
-    after = relative_rate(gang, sizes_of(gang, placing))
-    return now_s + max(0.0, running.ends_s - now_s) * before / after
+    ratio = _time_ratio(running, placing)
+    end_s = now_s + max(0.0, running.ends_s - now_s) * ratio + resize_s(gang)
+    if gang.saving is not None and gang.saving.on_resize:
+        # Checkpoints are counted anew from here: there may be one more than in proportion.
+        end_s += max(1.0, ratio) * gang.saving.cost_s
+    return end_s
+
+
+def gains_time(running: Running, placing: Placing, now_s: float) -> bool:
+    """Whether it would be ready earlier with this placing, what the change takes included.
+
+    Where a limit is declared all of that counts as time ahead: nothing better is known.
+    """
+    saved_share = 1.0 - _time_ratio(running, placing)
+    if saved_share <= 0:
+        return False
+    return running.ends_s == inf or max(0.0, running.ends_s - now_s) * saved_share > resize_s(running.gang)
+
+
+def _time_ratio(running: Running, placing: Placing) -> float:
+    """How long its work takes with this placing, over how long it takes now."""
+    gang = running.gang
+    return relative_rate(gang, sizes_of(gang, running.placing)) / relative_rate(gang, sizes_of(gang, placing))
 
 
 def rate_at(points: Sequence[tuple[int, float]], n: int) -> float:

@@ -6,7 +6,7 @@ Exact: all numbers are fractions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 ZERO = Fraction(0)
@@ -20,6 +20,7 @@ class Saving:
     interval_s: Fraction
     cost_s: Fraction
     restart_s: Fraction
+    on_resize: bool = False  # a change of size is a checkpoint and a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Split:
 class Attempt:
     """One attempt at one pace, from the moment it holds its devices or was given another size.
 
-    The last four fields are what an attempt that was resized brings along.
+    The last five fields are what an attempt that was resized brings along.
     """
 
     work_s: Fraction  # left to do, in seconds at full pace
@@ -60,6 +61,9 @@ class Attempt:
     into_s: Fraction = ZERO  # working time since the last checkpoint
     unsaved_work_s: Fraction = ZERO  # work done since then
     unsaved_run_s: Fraction = ZERO  # running time since then
+    saves_first: bool = (
+        False  # its work is safe once restart and checkpoint are over, also if they take no time
+    )
 
     @property
     def length_s(self) -> Fraction:
@@ -97,7 +101,8 @@ class Attempt:
         n_done = self._n_done(elapsed_s)
         if n_done and self.saving is not None:
             return self._head_s + n_done * (self.saving.interval_s + self.saving.cost_s) - self.into_s
-        return self._head_s if self.writing_s and elapsed_s >= self._head_s else None
+        saves = self.saves_first or self.writing_s > 0
+        return self._head_s if saves and elapsed_s >= self._head_s else None
 
     def saved_work_s(self, elapsed_s: Fraction) -> Fraction:
         """Work that the last complete checkpoint of this turn keeps."""
@@ -170,6 +175,23 @@ class Attempt:
             into_s,
             unsaved_work_s,
             self.lost_s(elapsed_s) if saved_at_s is not None else self.unsaved_run_s + elapsed_s,
+            self.saves_first and saved_at_s is None,
+        )
+
+    def resized(self, elapsed_s: Fraction, pace: Fraction) -> "Attempt":
+        """The same attempt, going on at another size; with `on_resize` by a checkpoint and a restart.
+
+        One that was at it already begins anew: what is being written is of no use to another size.
+        """
+        goes_on = self.after(elapsed_s, pace)
+        if self.saving is None or not self.saving.on_resize:
+            return goes_on
+        return replace(
+            goes_on,
+            restart_s=self.saving.restart_s,
+            writing_s=self.saving.cost_s,
+            into_s=ZERO,
+            saves_first=True,
         )
 
 

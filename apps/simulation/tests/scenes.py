@@ -165,6 +165,7 @@ def jobs_of(draw: st.DrawFn, index: int, leaves: list[str], n_reservations: int)
             "interval": draw(st.sampled_from([5, 7.5, 20])),
             "cost": draw(st.sampled_from([0, 1])),
             "restart": draw(st.sampled_from([0, 2])),
+            "on_resize": draw(st.booleans()),
         }
     if index and draw(st.integers(0, 4)) == 0:
         job["after"] = [f"job{draw(st.integers(0, index - 1))}"]

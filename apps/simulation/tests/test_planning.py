@@ -267,6 +267,77 @@ def test_what_was_saved_before_a_resize_is_safe_from_what_comes_after():
     assert report.summary(outcome)["losses"]["rework"] == 8 * 5 + 4 * 5 + 4 * 5  # j1 lost its five, too
 
 
+# Four seconds to write a checkpoint, six to restart; no other checkpoint comes in the way.
+BY_RESTART = {"interval": 1000, "cost": 4, "restart": 6, "on_resize": True}
+
+
+def test_a_resize_by_checkpoint_and_restart_takes_just_these():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 1, "replicas": {"min": 2, "max": 4}, "runtime": 100, "checkpoint": BY_RESTART},
+            {"devices": 4, "runtime": 100},
+            {"devices": 2, "runtime": 1000, "submit": 20, "priority": 1},
+        )
+    )
+    # 20 of work, the change of size, 80 of work at half the pace. At 100 there is room again: to grow would save 45 of
+    # 90 seconds and take ten, but the dwell time of five minutes keeps it from that.
+    assert [(line["t"], line["job"], size_of(line)) for line in told(outcome, "resize")] == [(20, "j0", 2)]
+    losses = report.summary(outcome)["losses"]
+    assert job(outcome, "j0")["end"] == 20 + 10 + 2 * 80
+    assert (losses["starting"], losses["checkpoint"], losses["rework"]) == (2 * 6, 2 * 4, 0)
+    assert job(outcome, "j0")["lost_s"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cost", "restart", "end"),
+    [(4, 6, 81 + 10 + 80), (100, 100, 81 + 200 + 80), (119, 120, 81 + 239 + 80), (120, 120, 401)],
+)
+def test_a_job_grows_only_if_it_saves_more_time_than_that_takes(cost, restart, end):
+    saving = {"interval": 5000, "cost": cost, "restart": restart, "on_resize": True}
+    outcome = run_scene(
+        scene_of(
+            {"devices": 6, "runtime": 50},
+            {
+                "devices": 1,
+                "replicas": {"min": 1, "max": 8},
+                "runtime": 100,
+                "submit": 1,
+                "checkpoint": saving,
+            },
+            policy={"resize_dwell_s": 80},
+        )
+    )
+    # After 80 s at a quarter of the pace 320 s are left, or 80 s at full pace.
+    assert job(outcome, "j1")["end"] == end
+
+
+@pytest.mark.parametrize(("cut_at", "lost"), [(25, 25), (30, 0), (36, 6)])
+def test_until_a_resize_is_over_what_it_saves_is_not_safe(cut_at, lost):
+    outcome = run_scene(
+        scene_of(
+            {"devices": 1, "replicas": {"min": 2, "max": 4}, "runtime": 100, "checkpoint": BY_RESTART},
+            {"devices": 4, "runtime": 1000, "priority": 5},
+            {"devices": 2, "runtime": 1000, "submit": 20, "priority": 1},
+            {"devices": 2, "runtime": 10, "submit": cut_at, "priority": 2, "name": "late"},
+            policy={"resize_dwell_s": 1000},
+        )
+    )
+    (line,) = [line for line in told(outcome, "preempt") if line["job"] == "j0"]
+    assert (line["t"], line["lost_s"]) == (cut_at, lost)
+
+
+def test_who_changes_size_at_no_cost_makes_room_before_who_has_to_restart():
+    outcome = run_scene(
+        scene_of(
+            {"devices": 1, "replicas": {"min": 2, "max": 4}, "runtime": 1000, "checkpoint": BY_RESTART},
+            {"devices": 1, "replicas": {"min": 2, "max": 4}, "runtime": 1000},
+            {"devices": 2, "runtime": 10, "submit": 20, "priority": 1},
+            policy={"resize_dwell_s": 5000},
+        )
+    )
+    assert [line["job"] for line in told(outcome, "resize")] == ["j1"]
+
+
 # -- spreading --------------------------------------------------------------------------------------------------------
 
 RACKS = {

@@ -1,5 +1,6 @@
 """The arithmetic of an attempt against a walk through its phases."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import given
@@ -65,6 +66,26 @@ def test_a_cut_loses_what_came_after_the_last_checkpoint(attempt, share):
 
     assert attempt.lost_s(elapsed_s) == since
     assert attempt.saved_work_s(elapsed_s) == saved_s
+
+
+@given(attempts(), st.lists(st.tuples(st.fractions(0, 1), paces), max_size=4), st.fractions(0, 1))
+def test_a_resize_by_restart_takes_both_each_time_and_keeps_all_work_once_it_is_over(attempt, turns, share):
+    saving = Saving(Fraction(5), Fraction(2), Fraction(3), on_resize=True)
+    attempt, left_s, unsaved_s = replace(attempt, saving=saving), attempt.work_s, Fraction(0)
+    head_s = attempt.restart_s
+    for part, pace in turns:
+        elapsed_s = attempt.length_s * part
+        left_s -= attempt.split(elapsed_s, is_lost=False).work_s * attempt.pace
+        unsaved_s = attempt.lost_s(elapsed_s)
+        attempt, head_s = attempt.resized(elapsed_s, pace), Fraction(5)
+
+        assert attempt.length_s == head_s + Attempt(left_s, pace, Fraction(0), saving).length_s
+        assert attempt.lost_s(Fraction(0)) == unsaved_s
+        assert attempt.lost_s(head_s / 2) == unsaved_s + head_s / 2
+        assert attempt.lost_s(head_s) == 0
+    elapsed_s = attempt.length_s * share
+    for is_lost in (False, True):
+        assert attempt.split(elapsed_s, is_lost=is_lost).total_s == elapsed_s
 
 
 @given(attempts(), st.fractions(0, 1), st.booleans())
