@@ -19,6 +19,7 @@ from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine import checker, feasibility, planner
 from apps.scheduling.engine.facts import (
     NONE,
+    BoolArray,
     Dataset,
     Evict,
     Facility,
@@ -39,6 +40,7 @@ from apps.scheduling.engine.facts import (
 )
 from apps.scheduling.engine.sizes import rate_at, sizes_of
 from apps.simulation.fair_use import DecayedUse
+from apps.simulation.free import FreeMeter
 from apps.simulation.losses import DRAINED, FAILED, RESERVED, USABLE, Ledger
 from apps.simulation.meter import PowerMeter
 from apps.simulation.replay.heap import Agenda, exact, plain
@@ -180,6 +182,7 @@ class Outcome:
     ledger: Ledger
     meter: PowerMeter
     plan_seconds: list[float]
+    free: FreeMeter
 
 
 class Simulation:
@@ -209,6 +212,7 @@ class Simulation:
                 self.use.begin(position, kind, device_s)
         self.ledger = Ledger(self.facility, world.bookings, world.jobs)
         self.meter = PowerMeter(self.facility)
+        self.free = FreeMeter(self.facility, [job.gang for job in world.jobs])
         self.policy_row = world.scenario.policy
         self.plan_seconds: list[float] = []
         self.last = ZERO  # when something happened last
@@ -256,7 +260,7 @@ class Simulation:
         horizon = self.last if until is None else exact(until)
         self._settle_running(horizon)
         return Outcome(
-            self.world, self.lines, self.lives, horizon, self.ledger, self.meter, self.plan_seconds
+            self.world, self.lines, self.lives, horizon, self.ledger, self.meter, self.plan_seconds, self.free
         )
 
     def _instant(self) -> None:
@@ -467,6 +471,7 @@ class Simulation:
             if not old:
                 continue
             self.ledger.hold(old, sign)
+            self.free.hold(job.gang, old, sign)
             self.meter.job(job, old, now, sign)
             if has_quota:
                 self.use.change(job.gang.team, life.kind, sign * _steps(old), self.agenda.now_s)
@@ -716,6 +721,7 @@ class Simulation:
 
     def _restate(self, node: int) -> None:
         """Tell the ledger what a node's free devices are."""
+        self.free.note_change()
         now_s = self.agenda.now_s
         state = USABLE
         if self.is_failed[node] or self.cools_until[node] > now_s:
@@ -742,7 +748,7 @@ class Simulation:
         return Snapshot(
             now_s=now_s,
             facility=self.facility,
-            is_usable=~(self.is_failed | self.is_drained | (self.cools_until > now_s)),
+            is_usable=self._is_usable(),
             is_failed=self.is_failed.copy(),
             running=tuple(self._at_risk(running) for running in self.running.values()),
             queue=tuple(self.queue.values()),
@@ -755,6 +761,10 @@ class Simulation:
             staging_gib_per_s=self.world.scenario.numbers.staging_gib_per_s,
             quota_is_checked=bool(teams),  # labels own nothing and limit nothing
         )
+
+    def _is_usable(self) -> BoolArray:
+        """(n,) nodes that take new work."""
+        return ~(self.is_failed | self.is_drained | (self.cools_until > self.agenda.now_s))
 
     def _at_risk(self, running: Running) -> Running:
         """With what it would lose if it were cut now, where that can matter."""
@@ -822,6 +832,7 @@ class Simulation:
         running = [self.world.jobs[index] for index in self.running] if self.world.bookings else []
         waits = (wait for wait in self._waits if wait.job_id in self.queue)
         self.ledger.judge(self.agenda.now_s, waits, running)
+        self.free.look(self.agenda.now, self._is_usable())
 
     def placement(self, job: SimJob, placing: Placing) -> list[Line]:
         """A placement as the contract writes it."""

@@ -89,6 +89,7 @@ def _metrics(outcome: Outcome) -> dict[str, Any]:
         "peak_power_w": peak_w,
         "energy_wh": energy_wh,
         "dr": {},
+        "fragmentation": outcome.free.report(outcome.horizon),
     }
 
 

@@ -59,36 +59,46 @@ def mix_of(gangs: Sequence[Gang], more: Mix = ()) -> Mix:
     return [*mix, *more]
 
 
+class Typical:
+    """What is typically asked for."""
+
+    def __init__(self, mix: Mix, n_kinds: int) -> None:
+        self.demand = demand_of_shapes(mix, n_kinds, most=_MOST_REPLICAS)
+        self.gangs = _gangs_of(mix)
+
+    def fragmentation(
+        self, frame: Frame, is_usable: BoolArray, present: Present
+    ) -> tuple[Fragmentation, ...]:
+        """The fragmentation of what is free, by type; types without a node that takes work are left out.
+
+        Args:
+            present: (dev, cpu, mem) as the state keeps them: free millionths of each device, of each node.
+        """
+        free, whole = (
+            np.bincount(frame.node_of_device, weights=amount, minlength=frame.n_nodes).astype(np.int64)
+            for amount in (present[0], present[0] == FULL)
+        )
+        found = []
+        for kind, all_nodes in enumerate(frame.nodes_of):
+            nodes = all_nodes[is_usable[all_nodes]]
+            if len(nodes):
+                halls = _Halls(frame, nodes, whole[nodes], present[1][nodes], present[2][nodes])
+                found.append(
+                    Fragmentation(
+                        kind,
+                        int(free[nodes].sum()) / FULL,
+                        _of_replicas(frame, nodes, present, self.demand, kind),
+                        halls.lost([one for one in self.gangs if kind in one[0].kinds], free[nodes]),
+                    )
+                )
+        return tuple(found)
+
+
 def fragmentation_of(
     frame: Frame, is_usable: BoolArray, present: Present, mix: Mix
 ) -> tuple[Fragmentation, ...]:
-    """The fragmentation of what is free, by type; types without a node that takes work are left out.
-
-    Args:
-        present: (dev, cpu, mem) as the state keeps them: free millionths of each device, of each node.
-    """
-    demand = demand_of_shapes(mix, len(frame.kinds), most=_MOST_REPLICAS)
-    gangs = _gangs_of(mix)
-    free: IntArray = np.bincount(frame.node_of_device, weights=present[0], minlength=frame.n_nodes).astype(
-        np.int64
-    )
-    whole: IntArray = np.bincount(
-        frame.node_of_device, weights=present[0] == FULL, minlength=frame.n_nodes
-    ).astype(np.int64)
-    found = []
-    for kind, all_nodes in enumerate(frame.nodes_of):
-        nodes = all_nodes[is_usable[all_nodes]]
-        if len(nodes):
-            halls = _Halls(frame, nodes, whole[nodes], present[1][nodes], present[2][nodes])
-            found.append(
-                Fragmentation(
-                    kind,
-                    int(free[nodes].sum()) / FULL,
-                    _of_replicas(frame, nodes, present, demand, kind),
-                    halls.lost([one for one in gangs if kind in one[0].kinds], free[nodes]),
-                )
-            )
-    return tuple(found)
+    """`Typical.fragmentation`, once."""
+    return Typical(mix, len(frame.kinds)).fragmentation(frame, is_usable, present)
 
 
 def _of_replicas(frame: Frame, nodes: IntArray, present: Present, demand: Demand, kind: int) -> float | None:
