@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('inventory', '0004_health_seen'),
-        ('jobs', '0010_waiting_by_member'),
+        ('jobs', '0011_moves'),
         ('teams', '0006_member_limits'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]

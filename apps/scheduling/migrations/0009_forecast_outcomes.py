@@ -7,8 +7,8 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0011_past_runs'),
-        ('scheduling', '0007_line_basis'),
+        ('jobs', '0012_past_runs'),
+        ('scheduling', '0008_defragmentation'),
     ]
 
     operations = [

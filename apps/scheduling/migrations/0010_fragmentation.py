@@ -7,7 +7,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('inventory', '0004_health_seen'),
-        ('scheduling', '0008_forecast_outcomes'),
+        ('scheduling', '0009_forecast_outcomes'),
     ]
 
     operations = [
