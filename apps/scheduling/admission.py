@@ -62,6 +62,11 @@ def names() -> Names:
     return _facility(clock.now()).names
 
 
+def facility() -> Facility:
+    """The facility as built, as it stands behind `names`."""
+    return _facility(clock.now()).facility
+
+
 def forget() -> None:
     """Read the facility again next time."""
     global _known

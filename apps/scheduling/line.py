@@ -22,7 +22,15 @@ from apps.jobs.models import Job
 from apps.reservations.selectors import windows
 from apps.scheduling import admission
 from apps.scheduling.engine.facts import NONE, BoolArray, FloatArray, IntArray
-from apps.scheduling.engine.order import Ahead, Line, ahead_of, team_places
+from apps.scheduling.engine.order import (
+    Ahead,
+    Line,
+    ahead_of,
+    capacity_of,
+    overdue_after_s,
+    team_places,
+    width_of,
+)
 from apps.scheduling.engine.placement import kinds_of
 from apps.scheduling.engine.predict import left_of_many
 from apps.scheduling.models import LineBasis
@@ -88,6 +96,7 @@ def note_basis(taken: Taken, *, pass_id: int) -> None:
                 order=policy.order,
                 ageing_s=policy.ageing_s if 0 < policy.ageing_s < inf else None,
                 starving_s=policy.starving_s if 0 <= policy.starving_s < inf else None,
+                starving_by_width=policy.starving_by_width,
                 team_places={
                     str(team_id): place for team_id, place in zip(taken.team_id, places, strict=True)
                 },
@@ -95,7 +104,15 @@ def note_basis(taken: Taken, *, pass_id: int) -> None:
         ],
         update_conflicts=True,
         unique_fields=["id"],
-        update_fields=["pass_id", "at", "order", "ageing_s", "starving_s", "team_places"],
+        update_fields=[
+            "pass_id",
+            "at",
+            "order",
+            "ageing_s",
+            "starving_s",
+            "starving_by_width",
+            "team_places",
+        ],
     )
 
 
@@ -109,6 +126,7 @@ class _Wanted:
     kinds: frozenset[int]  # empty: no devices at all
     cluster: int  # NONE: any
     reservation: str | None
+    width: float  # as order.width_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,14 +178,16 @@ def _read(basis: LineBasis) -> Line:
     rows = _rows(seconds(basis.at))
     shapes, first, of_row = np.unique(rows["shape"], return_index=True, return_inverse=True)
     wanted = _wanted(dict(zip(shapes.tolist(), rows["id"][first].tolist(), strict=True)))
-    group_of, rivals = _groups([wanted.get(shape) for shape in shapes.tolist()], basis.at)
+    of_shape = [wanted.get(shape) for shape in shapes.tolist()]
+    group_of, rivals = _groups(of_shape, basis.at)
     group = group_of[of_row]
+    width = np.array([0.0 if one is None else one.width for one in of_shape])[of_row]
     places = {int(team_id): place for team_id, place in basis.team_places.items()}
     teams, of_team = np.unique(rows["team"], return_inverse=True)
     share = np.array([places.get(team, NONE) for team in teams.tolist()], dtype=np.int64)[of_team]
     # A team or a shape of which the pass knew nothing: its jobs are looked at by the next one.
     stands = (group != NONE) & (share != NONE)
-    return _as_ordered(basis, rows[stands], share[stands], group[stands], rivals)
+    return _as_ordered(basis, rows[stands], share[stands], width[stands], group[stands], rivals)
 
 
 def _rows(at_s: float) -> "np.ndarray[Any, Any]":
@@ -197,6 +217,7 @@ def _wanted(examples: Mapping[int, int]) -> Mapping[int, _Wanted]:
         _memory.names, _memory.shapes = names, {}
     missing = {job_id: shape for shape, job_id in examples.items() if shape not in _memory.shapes}
     if missing:
+        capacity = capacity_of(admission.facility())
         rows = Job.objects.filter(pk__in=missing).annotate(
             is_runnable=Q(private__has_any_keys=["command", "script", "group_commands"])
         )
@@ -206,7 +227,8 @@ def _wanted(examples: Mapping[int, int]) -> Mapping[int, _Wanted]:
             request = intake.request_of(spec)
             shape = names.shape_of(request, is_runnable=is_runnable, cluster_id=cluster_id)
             kinds = frozenset(kinds_of(shape) or ())
-            _memory.shapes[missing[job_id]] = _Wanted(kinds, shape.cluster, request.reservation)
+            width = width_of(shape, capacity)
+            _memory.shapes[missing[job_id]] = _Wanted(kinds, shape.cluster, request.reservation, width)
     return _memory.shapes
 
 
@@ -250,6 +272,7 @@ def _as_ordered(
     basis: LineBasis,
     rows: "np.ndarray[Any, Any]",
     share: IntArray,
+    width: FloatArray,
     group: IntArray,
     rivals: Mapping[int, Collection[int]],
 ) -> Line:
@@ -266,7 +289,7 @@ def _as_ordered(
         priority = priority + np.floor(np.maximum(0.0, waited_s) / basis.ageing_s).astype(np.int64)
     if basis.order == "shortest":
         if basis.starving_s is not None:
-            is_overdue = waited_s >= basis.starving_s
+            is_overdue = waited_s >= overdue_after_s(basis.starving_s, basis.starving_by_width, width)
         expected_s = np.where(is_overdue, 0.0, np.minimum(rows["left_s"], _predicted_s(rows)))
     return Line(
         id=id_,

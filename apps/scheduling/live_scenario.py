@@ -371,14 +371,13 @@ class _Teller:
         policy, row = self.taken.policy, {}
         row["backfill_depth"] = "all" if policy.backfill_depth is None else policy.backfill_depth
         row["order"] = policy.order
-        if policy.order not in ("priority", "submit"):
-            row["order"] = "priority"
-        for name in ("preemption", "packing", "shield_s", "resize_dwell_s", "staging_hold_s"):
+        waiting = ("starving_s", "starving_by_width") if policy.order == "shortest" else ()
+        for name in ("preemption", "packing", "shield_s", "resize_dwell_s", "staging_hold_s", *waiting):
             value = getattr(policy, name)
             if isinstance(value, bool) or isfinite(value):
                 row[name] = value
         usual = Policy()
-        told = {*row, "explain"} - ({"order"} if policy.order != row["order"] else set())
+        told = {*row, "explain"}
         other = [
             item.name
             for item in fields(Policy)

@@ -184,6 +184,9 @@ class LineBasis(models.Model):
     order = models.CharField(max_length=20, help_text="As the policy's.")
     ageing_s = models.FloatField(null=True, blank=True, help_text="Empty: nobody ages.")
     starving_s = models.FloatField(null=True, blank=True, help_text="Empty: nobody waits too long.")
+    starving_by_width = models.FloatField(
+        default=0.0, help_text="Share of that time that a job is spared which asks for all there is."
+    )
     team_places = models.JSONField(
         default=dict, help_text="By id of the team its place among all by fair share; lower goes first."
     )
@@ -193,7 +196,9 @@ class LineBasis(models.Model):
             models.CheckConstraint(condition=Q(id=1), name="one_line_basis"),
             models.CheckConstraint(
                 condition=(Q(ageing_s=None) | Q(ageing_s__gt=0))
-                & (Q(starving_s=None) | Q(starving_s__gte=0)),
+                & (Q(starving_s=None) | Q(starving_s__gte=0))
+                & Q(starving_by_width__gte=0)
+                & Q(starving_by_width__lte=1),
                 name="line_basis_is_sane",
             ),
         ]

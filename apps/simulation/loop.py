@@ -38,6 +38,7 @@ from apps.scheduling.engine.facts import (
     Team,
     Wait,
 )
+from apps.scheduling.engine.predict import History
 from apps.scheduling.engine.sizes import rate_at, sizes_of
 from apps.simulation.fair_use import DecayedUse
 from apps.simulation.free import FreeMeter
@@ -229,6 +230,7 @@ class Simulation:
         self.datasets: list[Dataset] = list(world.datasets)
         self._promises: tuple[Reserve, ...] = ()
         self._gave_back = False  # something ended before it was expected to, since the last pass
+        self._history = History()  # of run times, by user
         # Whether anybody could ever be evicted: only then is it worth knowing what each would lose.
         self._evicts = world.policy.preemption and (
             world.has_teams or len({job.gang.priority for job in world.jobs}) > 1
@@ -543,6 +545,8 @@ class Simulation:
         job = life.job
         is_timeout = job.limit is not None and life.attempt.length_s > job.limit - life.ran_s
         self._release(life, is_lost=False)
+        if job.gang.user != NONE:
+            self._history.learn(job.gang.user, float(life.ran_s))
         life.state = "timed_out" if is_timeout else "succeeded"
         self._say("timeout" if is_timeout else "finish", job)
         self._over(life, has_succeeded=not is_timeout)
@@ -751,7 +755,7 @@ class Simulation:
             is_usable=self._is_usable(),
             is_failed=self.is_failed.copy(),
             running=tuple(self._at_risk(running) for running in self.running.values()),
-            queue=tuple(self.queue.values()),
+            queue=self._in_queue(),
             teams=teams,
             members=self.world.members,
             bookings=self.world.bookings,
@@ -765,6 +769,17 @@ class Simulation:
     def _is_usable(self) -> BoolArray:
         """(n,) nodes that take new work."""
         return ~(self.is_failed | self.is_drained | (self.cools_until > self.agenda.now_s))
+
+    def _in_queue(self) -> tuple[Gang, ...]:
+        """What waits; where the shortest goes first, with how long a job that declares a limit will probably run."""
+        if self.world.policy.order != "shortest":
+            return tuple(self.queue.values())
+        return tuple(
+            gang
+            if gang.user == NONE or gang.limit_s == inf
+            else replace(gang, predicted_s=self._history.predict_s(gang.user, gang.limit_s))
+            for gang in self.queue.values()
+        )
 
     def _at_risk(self, running: Running) -> Running:
         """With what it would lose if it were cut now, where that can matter."""

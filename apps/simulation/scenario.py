@@ -44,6 +44,7 @@ POWER_TREE: Final = ("facility", "hall", "row", "rack")
 
 WattsOrZero = Annotated[Number, Field(ge=0, le=MAX_W)]
 Positive = Annotated[Number, Field(gt=0, le=1e6)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 Quota = dict[Name, CountOrZero]
 Arriving = dict[Name, SecondsOrZero]
 Used = dict[Name, Annotated[Number, Field(ge=0, le=1e18)]]
@@ -304,7 +305,9 @@ class PolicyRow(Strict):
     """How to decide."""
 
     backfill_depth: Annotated[Any, BeforeValidator(_depth)] = 64
-    order: Literal["priority", "submit"] = "priority"
+    order: Literal["priority", "submit", "shortest"] = "priority"
+    starving_s: SecondsOrZero = 86_400.0
+    starving_by_width: Share = 0.0
     preemption: bool = True
     packing: bool = True
     rebound_limit: Positive = 1.05

@@ -130,6 +130,8 @@ def policy_of(scenario: Scenario) -> Policy:
     return Policy(
         backfill_depth=None if row.backfill_depth == "all" else row.backfill_depth,
         order=row.order,
+        starving_s=row.starving_s,
+        starving_by_width=row.starving_by_width,
         preemption=row.preemption,
         packing=row.packing,
         shield_s=row.shield_s,

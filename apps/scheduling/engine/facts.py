@@ -316,6 +316,7 @@ class Policy:
         "priority"  # or "submit", or "shortest": as priority, but the shortest predicted run time first
     )
     starving_s: float = 86_400.0  # with "shortest": who waited this long goes before all who did not
+    starving_by_width: float = 0.0  # of that time, the share that a job is spared which asks for all there is
     keeps_promises: bool = (
         False  # a promise is never moved later, and moved earlier when something ends early
     )

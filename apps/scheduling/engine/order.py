@@ -4,13 +4,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import floor, inf
+from typing import TypeVar
 
 import numpy as np
 
-from apps.scheduling.engine.facts import NONE, BoolArray, FloatArray, Gang, IntArray, Policy, Snapshot, Team
+from apps.scheduling.engine.facts import (
+    NONE,
+    BoolArray,
+    Facility,
+    FloatArray,
+    Gang,
+    IntArray,
+    Policy,
+    Shape,
+    Snapshot,
+    Team,
+)
+from apps.scheduling.engine.placement import kinds_of, total_steps
 from apps.scheduling.engine.predict import predicted_s
+from apps.scheduling.engine.units import FULL
 
 OrderKey = tuple[object, ...]
+WidthT = TypeVar("WidthT", float, FloatArray)
 
 
 def fair_shares(teams: Sequence[Team], capacity: Sequence[int]) -> list[float]:
@@ -61,15 +76,15 @@ def share_paths(teams: Sequence[Team], capacity: Sequence[int]) -> list[tuple[fl
     return paths
 
 
-def _capacity(snapshot: Snapshot) -> list[int]:
-    facility = snapshot.facility
+def capacity_of(facility: Facility) -> list[int]:
+    """Devices of each kind, as built."""
     n_devices = np.bincount(facility.kind, weights=facility.n_devices, minlength=len(facility.kinds))
     return [round(n) for n in n_devices.tolist()]
 
 
 def team_places(snapshot: Snapshot) -> list[int]:
     """Each team's place among all by fair share, (t,): lower goes first, and equal shares have equal places."""
-    paths = share_paths(snapshot.teams, _capacity(snapshot))
+    paths = share_paths(snapshot.teams, capacity_of(snapshot.facility))
     place = {path: number for number, path in enumerate(sorted(set(paths)))}
     return [place[path] for path in paths]
 
@@ -79,6 +94,25 @@ def steps_by_age(waited_s: float, ageing_s: float) -> int:
     return floor(max(0.0, waited_s) / ageing_s) if 0 < ageing_s < inf else 0
 
 
+def width_of(shape: Shape, capacity: Sequence[int]) -> float:
+    """What a job asks for of the devices of that type, of those it accepts, of which there are most; 0 to 1.
+
+    Args:
+        capacity: Devices of each kind, as built.
+    """
+    most = max((capacity[kind] for kind in kinds_of(shape) or ()), default=0)
+    return min(1.0, total_steps(shape) / (most * FULL)) if most else 0.0
+
+
+def overdue_after_s(starving_s: float, by_width: float, width: WidthT) -> WidthT:
+    """How long a job of this width waits, with the shortest first, until it goes before all who did not wait so long.
+
+    What is wide fits nowhere between others: it starts only when it is first and the machine is emptied for it. So
+    the wider a job, the sooner it is first.
+    """
+    return starving_s * (1.0 - by_width * width)
+
+
 def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
     """The queue, first come first: priority, fair share, submit time, deadline, then what was logged first.
 
@@ -86,9 +120,21 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
     """
     if policy.order == "submit":
         return sorted(snapshot.queue, key=lambda g: (g.submitted_s, g.deadline_s, g.sequence))
-    paths = share_paths(snapshot.teams, _capacity(snapshot))
+    capacity = capacity_of(snapshot.facility)
+    paths = share_paths(snapshot.teams, capacity)
     now_s, ageing_s = snapshot.now_s, policy.ageing_s
     ages = 0 < ageing_s < inf
+    overdue_after: dict[int, float] = {}  # by shape, s
+
+    def waits_at_most_s(gang: Gang) -> float:
+        if not policy.starving_by_width:
+            return policy.starving_s
+        known_s = overdue_after.get(id(gang.shape))
+        if known_s is None:
+            width = width_of(gang.shape, capacity)
+            known_s = overdue_after_s(policy.starving_s, policy.starving_by_width, width)
+            overdue_after[id(gang.shape)] = known_s
+        return known_s
 
     def key(gang: Gang) -> OrderKey:
         share = paths[gang.team] if gang.team != NONE and paths else ()
@@ -97,7 +143,7 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
         if policy.order != "shortest":
             return (-priority, share, *last)
         # Whoever has waited too long is served in order of submission, so that nobody is passed for ever.
-        starves = now_s - gang.submitted_s >= policy.starving_s
+        starves = now_s - gang.submitted_s >= waits_at_most_s(gang)
         predicted = predicted_s(gang, snapshot.history_s)
         expected_s = 0.0 if starves else min(predicted, gang.limit_s, gang.work_s)
         return (-priority, not starves, share, expected_s, *last)

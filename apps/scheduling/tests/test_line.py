@@ -44,13 +44,20 @@ def noted(at=NOON):
 
 
 ORDERS = st.sampled_from(
-    [{}, {"order": "submit"}, {"ageing_s": 40.0}, {"order": "shortest", "starving_s": 60.0, "ageing_s": 90.0}]
+    [
+        {},
+        {"order": "submit"},
+        {"ageing_s": 40.0},
+        {"order": "shortest", "starving_s": 60.0, "ageing_s": 90.0},
+        {"order": "shortest", "starving_s": 90.0, "starving_by_width": 0.8},
+    ]
 )
 JOBS = st.lists(
     st.fixed_dictionaries(
         {
             "team": st.integers(0, 3),
             "priority": st.integers(0, 2),
+            "devices": st.sampled_from([1, 4]),
             "ago_s": st.sampled_from([0.0, 30.0, 50.0, 100.0]),
             "accepts": st.sampled_from([["A"], ["B"], ["A", "B"], None]),
             "time_limit": st.sampled_from([60.0, 120.0, None]),
@@ -91,6 +98,7 @@ def _walk_the_line(rows, use, policy):
         if row["cluster"] and row["accepts"] != (["A"] if row["cluster"] == "here" else ["B"]):
             row["cluster"] = None  # it would be refused: there is none of it
         fields = {"accelerators": row["accepts"], "priority": row["priority"], "held": row["held"]}
+        fields |= {"devices": row["devices"]}
         fields |= {name: row[name] for name in ("time_limit", "deadline", "cluster", "not_before")}
         fields = {name: value for name, value in fields.items() if value is not None}
         after = [others[row["team"]].pk] if row["waits"] else []

@@ -297,12 +297,22 @@ def test_what_a_scenario_cannot_say_is_said():
     fleet(1, 4, kind=one.kind.name)
     ours = team()
     job(ours, person(ours), array={"size": 2, "max_running": 1})
-    PolicySetting.objects.create(values={"order": "shortest", "ageing_s": 60.0})
+    PolicySetting.objects.create(values={"half_life_s": 60.0, "ageing_s": 60.0})
     notes = " ".join(read().assumptions.notes)
     assert "array" in notes
     assert one.kind.name in notes
-    assert "order" in notes
+    assert "half_life_s" in notes
     assert "ageing_s" in notes
+
+
+def test_whether_the_shortest_goes_first_and_for_how_long_is_carried_over():
+    fleet(1, 4)
+    PolicySetting.objects.create(values={"order": "shortest", "starving_s": 3600.0, "starving_by_width": 0.5})
+    found = read()
+
+    policy = found.scenario["policy"]
+    assert (policy["order"], policy["starving_s"], policy["starving_by_width"]) == ("shortest", 3600.0, 0.5)
+    assert "order" not in " ".join(found.assumptions.notes)
 
 
 # Teams, reservations, data, policy

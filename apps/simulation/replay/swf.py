@@ -35,6 +35,7 @@ from apps.scheduling.engine.facts import (
 )
 from apps.scheduling.engine.forecast import forecast
 from apps.scheduling.engine.frame import frame_of
+from apps.scheduling.engine.named import NAMED
 from apps.scheduling.engine.order import order_queue
 from apps.scheduling.engine.predict import History
 from apps.scheduling.engine.quota import QuotaTree
@@ -51,8 +52,8 @@ POLICIES: Final = {
     "easy-sjbf": Policy(backfill_depth=1, order="submit", backfill_order="shortest", explain=False),
     "conservative": Policy(backfill_depth=None, order="submit", keeps_promises=True, explain=False),
     "conservative-replan": Policy(backfill_depth=None, order="submit", explain=False),
-    # The shortest by prediction first; whoever has waited a day goes before everybody who has not.
-    "shortest": Policy(backfill_depth=1, order="shortest", explain=False),
+    "shortest": Policy(**NAMED["shortest"], explain=False),
+    "turnaround": Policy(**NAMED["turnaround"], explain=False),
     "default": Policy(explain=False),
 }
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import Policy
+from apps.scheduling.engine.named import NAMED
 from apps.simulation.loop import Engine, Life, Simulation
 from apps.simulation.replay.metrics import FLOOR_S
 from apps.simulation.scenario import check_scenario
@@ -31,6 +32,7 @@ DRAW_W: Final = 300.0  # draw of a device where the trace says nothing; no limit
 POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
     "shortest": {"order": "shortest"},
+    "turnaround": NAMED["turnaround"],
     "easy": {"backfill_depth": 1},
     "strict": {"backfill_depth": 0},
 }

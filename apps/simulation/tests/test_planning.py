@@ -519,3 +519,44 @@ def test_a_promise_that_falls_due_is_kept_though_slower_nodes_would_take_longer(
 
     starts = [job(outcome, f"j{i}")["start"] for i in range(4)]
     assert starts == ([0, 8, 16, 24] if pass_interval else [0, 5, 10, 15])
+
+
+# -- the shortest first -----------------------------------------------------------------------------------------------
+
+SHORTEST = {"order": "shortest", "backfill_depth": 1}
+
+
+def order_of_starts(*jobs, **policy):
+    outcome = run_scene(scene_of(*jobs, policy={**SHORTEST, **policy}))
+    return [line["job"] for line in told(outcome, "start")]
+
+
+def test_the_shorter_declared_limit_goes_first_while_nothing_is_known_of_a_user():
+    busy = {"devices": 8, "runtime": 50}
+    long, short = (
+        {"devices": 8, "runtime": 10, "time_limit": limit, "submit": at, "user": "ada"}
+        for limit, at in ((900, 1), (60, 2))
+    )
+
+    assert order_of_starts(busy, long, short) == ["j0", "j2", "j1"]
+    assert order_of_starts(busy, long, short, order="priority") == ["j0", "j1", "j2"]
+
+
+def test_what_a_user_ran_last_counts_for_more_than_what_they_declare():
+    # Twice ada's jobs ended after 5 s of the 900 s that they declare; ben's run as long as he says.
+    ran = {"devices": 8, "runtime": 5, "time_limit": 900, "user": "ada"}
+    busy = {"devices": 8, "runtime": 100, "submit": 5}
+    ben = {"devices": 8, "runtime": 60, "time_limit": 60, "user": "ben", "submit": 20}
+    ada = {**ran, "submit": 30}
+
+    assert order_of_starts(ran, ran, busy, ben, ada)[-2:] == ["j4", "j3"]
+
+
+def test_who_has_waited_starving_s_is_passed_by_nobody_and_the_wide_sooner():
+    busy = {"devices": 8, "runtime": 100}
+    long = {"devices": 8, "runtime": 10, "time_limit": 900, "submit": 0}
+    short = {"devices": 8, "runtime": 10, "time_limit": 60, "submit": 50}
+
+    assert order_of_starts(busy, long, short, starving_s=101) == ["j0", "j2", "j1"]
+    assert order_of_starts(busy, long, short, starving_s=100) == ["j0", "j1", "j2"]
+    assert order_of_starts(busy, long, short, starving_s=450, starving_by_width=0.8) == ["j0", "j1", "j2"]

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.scheduling.engine.facts import Ask, Gang, Policy, Shape, Snapshot, Team
-from apps.scheduling.engine.order import Ahead, Line, ahead_of, order_queue, share_paths, steps_by_age
+from apps.scheduling.engine.order import (
+    Ahead,
+    Line,
+    ahead_of,
+    capacity_of,
+    order_queue,
+    share_paths,
+    steps_by_age,
+)
 from apps.scheduling.engine.tests.scenes import facility
 
 HOUSE = facility()
@@ -55,6 +63,48 @@ def test_a_job_that_waited_long_enough_goes_before_one_of_higher_priority():
 def test_steps_by_age():
     assert [steps_by_age(waited_s, 60.0) for waited_s in (-5.0, 0.0, 59.9, 60.0, 600.0)] == [0, 0, 0, 1, 10]
     assert steps_by_age(1e9, inf) == 0
+
+
+def wide(number, n_devices, **more):
+    return Gang(number, "", Shape((Ask(n_replicas=n_devices, kinds=(0,)),)), sequence=number, **more)
+
+
+@pytest.mark.parametrize(
+    ("now_s", "by_width", "order"),
+    [
+        (29.0, 0.8, [2, 1]),  # the shorter goes first
+        (30.0, 0.8, [1, 2]),  # all devices there are: a fifth of 150 s
+        (149.0, 0.0, [2, 1]),  # width does not matter
+        (150.0, 0.0, [1, 2]),
+        (0.0, 1.0, [1, 2]),  # what asks for all is never passed
+    ],
+)
+def test_the_wider_a_job_the_sooner_it_has_waited_too_long_to_be_passed(now_s, by_width, order):
+    n_devices = int(capacity_of(HOUSE)[0])
+    queue = [wide(1, n_devices, predicted_s=900.0), wide(2, 1, predicted_s=5.0)]
+
+    assert ids(queue, now_s=now_s, order="shortest", starving_s=150.0, starving_by_width=by_width) == order
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 100.0), st.integers(1, 16), st.floats(1.0, 1e6)), min_size=2, max_size=12
+    ),
+    st.floats(0.0, 200.0),
+    st.floats(0.0, 1.0),
+)
+def test_nobody_stands_behind_a_job_that_came_later_by_more_than_the_longest_wait(rows, now_s, by_width):
+    queue = [
+        wide(number, n_devices, submitted_s=at_s, predicted_s=expected_s)
+        for number, (at_s, n_devices, expected_s) in enumerate(rows, 1)
+        if at_s <= now_s
+    ]
+    by_id = {one.id: one for one in queue}
+    order = ids(queue, now_s=now_s, order="shortest", starving_s=30.0, starving_by_width=by_width)
+
+    for place, number in enumerate(order):
+        for other in order[:place]:
+            assert by_id[other].submitted_s < by_id[number].submitted_s + 30.0
 
 
 def line_of(queue, teams, now_s, ageing_s, kinds, *, is_shortest=False):
