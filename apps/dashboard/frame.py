@@ -39,7 +39,7 @@ class Group:
 _MENU: Final = (
     ("Operate", ("overview", "queue", "nodes")),
     ("Capacity", ("reservations", "quotas")),
-    ("Govern", ("passes", "audit")),
+    ("Govern", ("passes", "policy", "audit")),
 )
 _LABELS: Final = {
     "overview": ("Overview", "layout-dashboard"),
@@ -48,6 +48,7 @@ _LABELS: Final = {
     "reservations": ("Reservations", "calendar-event"),
     "quotas": ("Quotas", "users-group"),
     "passes": ("Scheduler", "activity"),
+    "policy": ("Policy", "adjustments"),
     "audit": ("Audit trail", "history"),
 }
 # Which entry of the menu a page belongs to, where its address does not begin like the entry's.

@@ -116,6 +116,7 @@ EVENT_ICONS: Final = (
     ("reservation", "calendar-event"),
     ("token", "key"),
     ("power", "bolt"),
+    ("policy", "adjustments"),
 )
 
 

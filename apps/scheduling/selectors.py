@@ -35,13 +35,19 @@ _IRRELEVANT: Final = (
 _RULES: Final = ("reservation.%", "maintenance.%", "quota.%", "power.limit%", "policy.%")
 
 
+# What the running service has otherwise than the engine: no backend here can change the size of what runs.
+USUAL: Final[Mapping[str, Any]] = {"resizing": False, "shield_s": 60.0}
+
+
 def current_policy() -> Policy:
-    """The policy in force; what the row does not say is as by default, and words it does not know are ignored."""
-    values: Mapping[str, Any] = PolicySetting.objects.values_list("values", flat=True).first() or {}
+    """The policy in force."""
+    return policy_of(PolicySetting.objects.values_list("values", flat=True).first() or {})
+
+
+def policy_of(values: Mapping[str, Any]) -> Policy:
+    """A stored policy; what it does not say is as by default, and words it does not know are ignored."""
     known = {field.name for field in fields(Policy)}
-    # No backend here can change the size of what runs.
-    defaults: dict[str, Any] = {"resizing": False, "shield_s": 60.0}
-    return Policy(**{**defaults, **{name: value for name, value in values.items() if name in known}})
+    return Policy(**{**USUAL, **{name: value for name, value in values.items() if name in known}})
 
 
 def last_pass() -> Pass | None:

@@ -40,6 +40,8 @@ def paths(site: Site) -> dict[str, str]:
         "members": f"/quotas/{f.pretraining.name}/",
         "passes": "/passes/",
         "pass": f"/passes/{f.last_pass.pk}/",
+        "policy": "/policy/",
+        "policy named": "/policy/?from=turnaround",
         "audit": "/audit/",
         "me": "/me/",
         "search": "/search/?q=l0",

@@ -18,7 +18,7 @@ from apps.dashboard.templatetags.ui import SPRITE
 from apps.dashboard.tests.facility import UNKIND, Facility, request
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation, Job
-from apps.scheduling import board
+from apps.scheduling import board, policy_setting
 from apps.teams import services as teams
 from apps.teams.models import Quota, Token, User
 from apps.teams.selectors import limits_of
@@ -41,7 +41,7 @@ def addresses(facility: Facility) -> dict[str, str]:
     bare = [
         *("overview", "figures", "attention", "teams", "pulse", "chart-power", "chart-use"),
         *("queue", "queue-head", "queue-rows", "submit", "nodes", "node-map", "node-list", "reservations"),
-        *("quotas", "passes", "passes-list", "audit", "me", "search"),
+        *("quotas", "passes", "passes-list", "policy", "audit", "me", "search"),
     ]
     found = {name: reverse(f"dashboard:{name}") for name in bare}
     for name in ("job", "job-spec", "job-attempts", "job-events", "job-head", "job-actions", "job-body"):
@@ -641,3 +641,69 @@ def test_however_many_members_a_team_has_its_page_asks_as_often(facility: Facili
         viewer.get("/quotas/pretraining/")
 
     assert len(after) == len(before)
+
+
+# The policy --------------------------------------------------------------------------------------------------------
+
+
+def _form(**changes: str) -> dict[str, str]:
+    stored = policy_setting.in_force()
+    values = {
+        name: value for name, value in stored.values.items() if value is not None and value is not False
+    }
+    return {"version": str(stored.version), **{name: str(value) for name, value in values.items()}, **changes}
+
+
+def test_an_administrator_sets_the_policy_on_its_page(facility: Facility) -> None:
+    client = signed_in(facility.admin)
+    filled = client.get("/policy/?from=turnaround").content.decode()
+    assert 'name="starving_by_width" type="text" value="0.8"' in filled
+
+    form = _form(order="shortest", starving_s="43200", starving_by_width="0.5", reason="short jobs first")
+    assert client.post("/policy/", form).status_code == 302
+    values = policy_setting.in_force().values
+    assert (values["order"], values["starving_s"], values["starving_by_width"]) == ("shortest", 43200.0, 0.5)
+    page = client.get("/policy/").content.decode()
+    assert "short jobs first" in page
+    assert "Passed for at most, s 86400 → 43200" in page
+    assert values["preemption"] is True
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "said"),
+    [
+        ("starving_s", "-1", "must be at least 0"),
+        ("starving_s", "a day", "must be a number"),
+        ("starving_by_width", "2", "must be at most 1"),
+        ("starving_by_width", "nan", "must be a finite number"),
+        ("backfill_depth", "1.5", "must be a whole number"),
+        ("shield_s", "", "must not be empty"),
+    ],
+)
+def test_a_field_of_the_policy_that_is_not_right_says_so(
+    facility: Facility, field: str, typed: str, said: str
+) -> None:
+    answer = signed_in(facility.admin).post("/policy/", _form(**{field: typed}))
+
+    assert answer.status_code == 400
+    assert f'id="error-{field}"' in answer.content.decode()
+    assert said in answer.content.decode()
+    assert policy_setting.in_force().version == 1
+
+
+def test_a_policy_that_somebody_else_set_meanwhile_is_not_overwritten(facility: Facility) -> None:
+    client, form = signed_in(facility.admin), _form(backfill_depth="3")
+    client.post("/policy/", _form(backfill_depth="7"))
+
+    answer = client.post("/policy/", form)
+    assert answer.status_code == 409
+    assert 'name="backfill_depth" type="text" value="7"' in answer.content.decode()
+
+
+@pytest.mark.parametrize("who", ["operator", "auditor", "lead", "member", "viewer"])
+def test_only_an_administrator_sets_the_policy(facility: Facility, who: str) -> None:
+    client = signed_in(getattr(facility, who))
+
+    assert "Administrators set it" in client.get("/policy/").content.decode()
+    assert client.post("/policy/", _form(backfill_depth="1")).status_code == 403
+    assert policy_setting.in_force().name == "default"

@@ -94,6 +94,7 @@ _KINDS: Final = (
     ("quota.", "Quotas"),
     ("team.", "Teams"),
     ("reservation.", "Reservations"),
+    ("policy.", "Policy"),
     ("power.", "Power"),
     ("token.", "Tokens"),
     ("user.", "People"),

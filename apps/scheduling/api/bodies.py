@@ -1,18 +1,54 @@
 """What comes in and out: previews, reasons, advice, passes, utilization."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from apps.core.api.body import Out
-from apps.core.strict import Strict, Text
+from apps.core.strict import Reason, Strict, Text, Version
 from apps.jobs.models import Job
+from apps.scheduling import models
 from apps.scheduling.advice import Advice, Leaver
 from apps.scheduling.expected_end import ExpectedEnd
-from apps.scheduling.models import Defragmentation, Forecast, Pass, Reason, UtilizationSample
+from apps.scheduling.models import Defragmentation, Forecast, Pass, UtilizationSample
+from apps.scheduling.policy_setting import InForce, PolicyValues
 from apps.scheduling.selectors import ForecastErrors, Losses, TypeFree, TypeUse, fragmentation_of
 from apps.scheduling.services import Preview
+
+
+class PolicyIn(PolicyValues):
+    """The policy from now on, based on the version that was read."""
+
+    version: Version
+    name: Annotated[
+        Literal["default", "strict", "easy", "conservative", "shortest", "turnaround"],
+        Field(description="The policy that the other fields change."),
+    ] = "default"
+    reason: Reason = ""
+
+
+class PolicyOut(Out):
+    """`name` is null where it is none of the named policies; a depth of "all" is every job that waits."""
+
+    name: str | None
+    version: int
+    order: str
+    backfill_depth: int | str
+    keeps_promises: bool
+    starving_s: float
+    starving_by_width: float
+    ageing_s: float | None
+    half_life_s: float
+    preemption: bool
+    shield_s: float
+    most_evictions: int | None
+    packing: bool
+    staging_hold_s: float
+
+    @classmethod
+    def of(cls, policy: InForce) -> "PolicyOut":
+        return cls(name=policy.name, version=policy.version, **policy.values)
 
 
 class WaitOut(Out):
@@ -105,7 +141,7 @@ class ReasonsOut(Out):
         cls,
         job_id: int,
         state: str,
-        reason: Reason | None,
+        reason: models.Reason | None,
         forecasts: list[Forecast],
         end: ExpectedEnd | None = None,
     ) -> "ReasonsOut":

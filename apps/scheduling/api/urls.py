@@ -11,5 +11,6 @@ urlpatterns = [
     path("passes", views.PassesView.as_view(), name="passes"),
     path("passes/<int:pass_id>", views.PassView.as_view(), name="pass"),
     path("passes/<int:pass_id>/dump", views.PassDumpView.as_view(), name="pass-dump"),
+    path("policy", views.PolicyView.as_view(), name="policy"),
     path("utilization", views.UtilizationView.as_view(), name="utilization"),
 ]

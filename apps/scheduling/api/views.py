@@ -20,12 +20,12 @@ from apps.inventory.models import AcceleratorType
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
-from apps.scheduling import advice, dump_store, selectors, services
+from apps.scheduling import advice, dump_store, policy_setting, selectors, services
 from apps.scheduling.api import bodies
 from apps.scheduling.expected_end import expected_end
 from apps.teams import throttles
 from apps.teams.models import Team
-from apps.teams.policies import person
+from apps.teams.policies import person, require_admin
 from apps.teams.selectors import teams_visible_to
 
 _MOST_FORECASTS = 50
@@ -44,6 +44,33 @@ class JobPreviewView(APIView):
             raise Throttled(wait_s)
         preview = services.preview(request=body, actor=person(request), at=clock.now())
         return Response(bodies.PreviewOut.of(preview).model_dump())
+
+
+class PolicyView(APIView):
+    @extend_schema(summary="By which policy the planner decides", responses=bodies.PolicyOut)
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request)
+        return Response(bodies.PolicyOut.of(policy_setting.in_force()).model_dump())
+
+    @extend_schema(
+        summary="Set the policy",
+        description="Replaces the whole, from the next pass on: the policy of that `name`, but for the fields that "
+        "are given. For administrators. 409 with both sides when somebody saved meanwhile.",
+        request=bodies.PolicyIn,
+        responses=bodies.PolicyOut,
+    )
+    def put(self, request: Request) -> Response:
+        require_admin(person(request))
+        body = parse_body(request, bodies.PolicyIn)
+        policy = policy_setting.set_policy(
+            values=body,
+            name=body.name,
+            actor=person(request),
+            at=clock.now(),
+            version=body.version,
+            reason=body.reason,
+        )
+        return Response(bodies.PolicyOut.of(policy).model_dump())
 
 
 class JobReasonsView(APIView):
