@@ -7,8 +7,9 @@ come first, then all submissions, then one pass.
 Source of the format: Chapin et al., "Benchmarks and standards for the evaluation of parallel job schedulers", 1999.
 """
 
+import csv
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
@@ -42,7 +43,7 @@ from apps.scheduling.engine.quota import QuotaTree
 from apps.simulation.replay.metrics import Served, bounded_slowdown, element_at, mean
 
 N_COLUMNS: Final = 18
-_HALF, _P95 = Fraction(1, 2), Fraction(95, 100)
+_HALF, _P95, _P99 = Fraction(1, 2), Fraction(95, 100), Fraction(99, 100)
 
 # Policies of a queue that is served by submit time alone, as in the published comparisons. Only what starts is of
 # interest, so no reasons are looked for.
@@ -357,3 +358,31 @@ def _errors(replay: Replay) -> dict[str, float | int | None]:
         errors[f"forecast_error_mean_by_{by}"] = mean(off) if off else None
         errors[f"forecast_error_median_by_{by}"] = median(off) if off else None
     return errors
+
+
+def read_starts(lines: Iterable[str], column: str) -> dict[int, float]:
+    """Starts of another run by job_id: of `start_rows`, or of a published comparison; KeyError without the column."""
+    starts = {}
+    for line, row in enumerate(csv.DictReader(lines), 2):
+        try:
+            starts[int(row["job_id"])] = float(row[column])
+        except (TypeError, ValueError) as error:
+            raise BadLog(f"line {line}: {error}") from None
+    return starts
+
+
+def beside(replay: Replay, others: Mapping[int, float]) -> dict[str, float | int | None]:
+    """What differs from another run, job by job; over the jobs that started in both.
+
+    Extra wait is this run's start minus the other's, in seconds; below 0 for a job that started earlier.
+    """
+    rows = [(job_id, start_s) for job_id, start_s in start_rows(replay) if job_id in others]
+    extra_s = [start_s - others[job_id] for job_id, start_s in rows]
+    return {
+        "jobs_in_both": len(rows),
+        "starts_that_differ": sum(1 for one in extra_s if one),
+        "mean_extra_wait": mean(extra_s),
+        "p99_extra_wait": element_at(extra_s, _P99),
+        "longest_extra_wait": max(extra_s, default=None),
+        "jobs_that_waited_longer": sum(1 for one in extra_s if one > 0),
+    }

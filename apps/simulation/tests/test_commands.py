@@ -182,3 +182,53 @@ def test_a_workload_asks_for_just_under_the_load():
 
     asked = sum(pod.request_milli for pod in arrivals)
     assert 1.3 * 40_000 - 2_000 < asked <= 1.3 * 40_000
+
+
+ROWS = ["1 0 -1 50 4", "2 1 -1 100 4", "3 2 -1 5 4"]  # job, submit, wait, run, processors
+
+
+@pytest.fixture
+def small_log(tmp_path):
+    path = tmp_path / "log.swf"
+    # The limit is the run time, so that of 2 and 3, which wait for 1, the second is the shorter.
+    rows = [f"{row} -1 -1 4 {row.split()[3]} -1 1 {row.split()[0]} 1 1 1 1 -1 -1" for row in ROWS]
+    path.write_text("\n".join(["; MaxProcs: 4", *rows]) + "\n")
+    return path
+
+
+def replayed(log, tmp_path, *options):
+    summary = tmp_path / "s.json"
+    call_command("replay", "swf", str(log), *options, "--summary", str(summary), verbosity=0)
+    return json.loads(summary.read_text())
+
+
+def test_a_replay_is_compared_with_another_job_by_job(small_log, tmp_path):
+    starts = str(tmp_path / "easy.csv")
+    replayed(small_log, tmp_path, "--policy", "easy", "--starts", starts)
+
+    same = replayed(small_log, tmp_path, "--policy", "easy", "--against", starts)
+    assert (same["jobs_in_both"], same["starts_that_differ"], same["longest_extra_wait"]) == (3, 0, 0)
+    other = replayed(small_log, tmp_path, "--policy", "shortest", "--against", starts)
+    # 3 starts at 50 in place of 150, and 2 at 55 in place of 50.
+    assert (other["starts_that_differ"], other["jobs_that_waited_longer"]) == (2, 1)
+    assert (other["longest_extra_wait"], other["mean_extra_wait"]) == (5, pytest.approx(-95 / 3))
+
+
+def test_the_time_after_which_nobody_is_passed_can_be_tried(small_log, tmp_path):
+    starts = str(tmp_path / "easy.csv")
+    replayed(small_log, tmp_path, "--policy", "easy", "--starts", starts)
+
+    for options in (("--starving-s", "10"), ("--starving-s", "100", "--starving-by-width", "0.9")):
+        told = replayed(small_log, tmp_path, "--policy", "shortest", "--against", starts, *options)
+        assert told["starts_that_differ"] == 0
+        assert told["starving_s"] == float(options[1])
+    with pytest.raises(CommandError, match="shortest first"):
+        replayed(small_log, tmp_path, "--policy", "easy", "--starving-s", "10")
+
+
+def test_a_comparison_with_what_has_no_such_column_is_refused(small_log, tmp_path):
+    starts = str(tmp_path / "easy.csv")
+    replayed(small_log, tmp_path, "--policy", "easy", "--starts", starts)
+
+    with pytest.raises(CommandError, match="start_fcfs"):
+        replayed(small_log, tmp_path, "--against", starts, "--against-column", "start_fcfs")

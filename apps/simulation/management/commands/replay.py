@@ -6,6 +6,8 @@ import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +43,16 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise ArgumentTypeError("must be a number from 0 to 1")
     return share
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise ArgumentTypeError("must be a number of seconds, 0 or more")
+    return seconds
 
 
 def _sizing(options: dict[str, Any]) -> training.Sizing | None:
@@ -92,6 +104,22 @@ class Command(BaseCommand):
         log.add_argument(
             "--forecasts", action="store_true", help="foretell each start, and report how far that was off"
         )
+        log.add_argument(
+            "--starving-s", type=_seconds, metavar="S", help="with the shortest first: passed for at most"
+        )
+        log.add_argument(
+            "--starving-by-width",
+            type=_share,
+            metavar="W",
+            help="of that, the share spared by all processors",
+        )
+        log.add_argument(
+            "--against",
+            type=Path,
+            metavar="STARTS.csv",
+            help="compare the start of each job with another run's --starts, or with reference starts",
+        )
+        log.add_argument("--against-column", default="start_s", metavar="COLUMN", help="default: start_s")
         log.add_argument("--starts", type=Path, metavar="OUT.csv", help="job_id,start_s")
         log.add_argument("--summary", type=Path, metavar="OUT.json")
         pods = traces.add_parser("openb", help="Alibaba's GPU pods, arriving one by one at an empty cluster")
@@ -193,7 +221,18 @@ class Command(BaseCommand):
         too_large = sum(1 for job in log.jobs if job.n_procs > n_procs)
         if too_large:
             raise CommandError(f"{too_large} jobs ask for more than {n_procs} processors.")
-        policy = swf.POLICIES[options["policy"]]
+        changes = {
+            name: options[name] for name in ("starving_s", "starving_by_width") if options[name] is not None
+        }
+        policy = replace(swf.POLICIES[options["policy"]], **changes)
+        if changes and policy.order != "shortest":
+            raise CommandError(
+                "--starving-s and --starving-by-width go with a policy that has the shortest first."
+            )
+        others = None
+        if options["against"]:
+            with _opened(options["against"]) as lines:
+                others = swf.read_starts(lines, options["against_column"])
         replay = swf.Replay(log, n_procs, policy, makes_forecasts=options["forecasts"])
         began_s = clock.monotonic_s()
         is_whole = True
@@ -206,9 +245,11 @@ class Command(BaseCommand):
         told = {
             "log": options["log"].name,
             "policy": options["policy"],
+            **changes,
             "is_whole": is_whole,
             "rows_dropped": log.n_dropped,
             **swf.summary(replay),
+            **(swf.beside(replay, others) if others is not None else {}),
             "seconds": clock.monotonic_s() - began_s,
         }
         if options["starts"]:
