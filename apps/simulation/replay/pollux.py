@@ -7,6 +7,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
 from apps.simulation.replay.goodput import Application, read_steps, read_trainings
@@ -21,11 +22,13 @@ from apps.simulation.replay.training import (
     Sizing,
     TrainingJob,
     first,
+    p99,
 )
 
 LOADS: Final = ("0.5", "1.0", "1.5", "2.0", "realistic")
 PLACEMENTS, SCALABILITY = "profile-placements.csv.gz", "profile-scalability.csv.gz"
 VALIDATION, REFERENCE = "profile-validation.csv.gz", "reference-jct-summary.csv"
+REFERENCE_JOBS: Final = "reference-jct-per-job.csv.gz"
 N_NODES, PER_NODE = 16, 4
 RESTART_S: Final = 30.0  # whenever a job's placement changes, its first included
 MOST_LOCAL: Final = {"yolov3": 8}  # images that fit a T4, where the profile goes further
@@ -122,6 +125,23 @@ def read_reference(lines: Iterable[str], load: str, workloads: Iterable[str]) ->
         if row["load"] == load and row["workload"] in wanted:
             told.setdefault(row["policy"], {})[row["workload"]] = float(row["avg_jct_s"])
     return told
+
+
+def add_reference_p99(
+    reference: dict[str, dict[str, float]], lines: Iterable[str], load: str, workloads: Iterable[str]
+) -> None:
+    """Add to each policy the 99th percentile of its completion times in s: the mean over these workloads."""
+    wanted = set(workloads)
+    jcts: dict[tuple[str, str], list[float]] = {}
+    for row in csv.DictReader(lines):
+        if row["load"] == load and row["workload"] in wanted:
+            jcts.setdefault((row["policy"], row["workload"]), []).append(float(row["jct_s"]))
+    p99s: dict[str, list[float]] = {}
+    for (policy, _), values in jcts.items():
+        p99s.setdefault(policy, []).append(p99(values))
+    for policy, values in p99s.items():
+        if policy in reference:
+            reference[policy]["p99"] = fmean(values)
 
 
 def replay_of(

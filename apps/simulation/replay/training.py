@@ -273,7 +273,7 @@ def measures(player: Player, *, static_contention: bool) -> dict[str, float | in
     return told | {
         "mean_jct": fmean(jcts),
         "median_jct": median(jcts),
-        "p99_jct": jcts[ceil(0.99 * len(jcts)) - 1],
+        "p99_jct": p99(jcts),
         "mean_wait": fmean(one.start_s - one.job.submit_s for one in ended),
         "makespan": makespan_s,
         "mean_bounded_slowdown": fmean(
@@ -286,6 +286,11 @@ def measures(player: Player, *, static_contention: bool) -> dict[str, float | in
         "resizes": sum(one.n_resizes for one in ended),
         "mean_jct_resize_cost_added": fmean(one.jct_s + one.n_resizes * one.job.restart_s for one in ended),
     }
+
+
+def p99(values: Sequence[float]) -> float:
+    """The value that 99 % of them do not exceed."""
+    return sorted(values)[ceil(0.99 * len(values)) - 1]
 
 
 def _in_system(ended: Sequence[Ended]) -> list[float]:

@@ -442,3 +442,13 @@ def test_jobs_that_may_change_their_size_are_done_sooner_than_rigid_ones(tmp_pat
 def test_how_jobs_change_their_size_is_said_of_elastic_jobs_alone():
     with pytest.raises(CommandError, match="--elastic"):
         call_command("replay", "pollux", "--preferred", "2")
+
+
+def test_the_published_p99_is_the_mean_over_workloads():
+    rows = ["policy,load,workload,job,jct_s"]
+    rows += [f"pollux,1.0,w{which},j{i},{i * which}" for which in (1, 2) for i in range(1, 101)]
+    rows += ["pollux,2.0,w1,j1,9000", "pollux,1.0,w3,j1,9000", "other,1.0,w1,j1,5"]
+    reference = {"pollux": {"w1": 1.0}}
+    pollux.add_reference_p99(reference, rows, "1.0", ["w1", "w2"])
+
+    assert reference == {"pollux": {"w1": 1.0, "p99": (99 + 198) / 2}}

@@ -363,6 +363,9 @@ class Command(BaseCommand):
             if (path / pollux.REFERENCE).exists():
                 with _opened(path / pollux.REFERENCE) as rows:
                     reference = pollux.read_reference(rows, load, requests)
+            if reference and (path / pollux.REFERENCE_JOBS).exists():
+                with _opened(path / pollux.REFERENCE_JOBS) as rows:
+                    pollux.add_reference_p99(reference, rows, load, requests)
             return pollux.replay_of(
                 requests,
                 applications,
