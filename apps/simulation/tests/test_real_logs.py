@@ -54,6 +54,18 @@ def test_every_job_of_sdsc_starts_when_the_reference_starts_it(policy):
 
 
 @needs_traces
+def test_of_several_ends_in_one_second_each_moves_the_promises_by_itself():
+    # In KTH's second 1062652 two jobs end: the two that fit where each was start, and not the wider one before them.
+    replay = replayed(KTH, "conservative", 760)
+    wanted = reference(KTH_STARTS, "conservative")
+    starts = dict(start_rows(replay))
+
+    assert {job_id: starts[job_id] for job_id in range(700, 735)} == {
+        job_id: wanted[job_id] for job_id in range(700, 735)
+    }
+
+
+@needs_traces
 def test_the_means_of_sdsc_are_the_published_ones():
     told = summary(replayed(SDSC, "easy"))
     with MEANS.open() as lines:
