@@ -220,7 +220,7 @@ class Pass:
             if self.strictly_behind is not None:
                 blocked.append((rank, gang, alike))
                 continue
-            if gang.id in kept and not self.snapshot.ended_early:
+            if gang.id in kept and not self.snapshot.ended_early and promised[gang.id].start_s > self.now_s:
                 self.reserves.append(promised[gang.id])
                 self.promised[gang.id] = kept[gang.id]
                 blocked.append((rank, gang, alike))
@@ -371,14 +371,15 @@ class Pass:
             if gang is None:
                 continue
             found = Found(reserve.placing, int(self.frame.kind[reserve.placing[0].node]), "")
-            start_s = max(reserve.start_s, self.now_s)
-            if start_s > self.now_s:
-                end_s = self._exact_end_s(gang, found, start_s)
-                charge = charge_of(self.frame, self.tree, gang, reserve.placing)
-                promise = self.calendar.promise if is_sure else self.calendar.promise_if_free
-                made = promise(gang, charge, start_s, end_s)
-                if made is not None:
-                    kept[gang.id] = made
+            end_s = self._exact_end_s(gang, found, reserve.start_s)
+            # What falls due now holds its place from the next instant on, until its turn comes: whoever is looked at
+            # before it and starts now would meet it there.
+            start_s = max(reserve.start_s, float(np.nextafter(self.now_s, inf)))
+            charge = charge_of(self.frame, self.tree, gang, reserve.placing)
+            promise = self.calendar.promise if is_sure else self.calendar.promise_if_free
+            made = promise(gang, charge, start_s, end_s)
+            if made is not None:
+                kept[gang.id] = made
         return kept
 
     def _take_earmarks(self) -> dict[int, bool]:

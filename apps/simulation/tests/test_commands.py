@@ -232,3 +232,17 @@ def test_a_comparison_with_what_has_no_such_column_is_refused(small_log, tmp_pat
 
     with pytest.raises(CommandError, match="start_fcfs"):
         replayed(small_log, tmp_path, "--against", starts, "--against-column", "start_fcfs")
+
+
+def test_a_kept_promise_that_falls_due_as_others_end_early_is_kept(tmp_path):
+    # 1 ends at its limit, when 4 was promised its two processors; 2 ends early at the same time. 3 asks for all four.
+    rows = ["1 0 -1 10 2 10", "2 0 -1 10 2 100", "3 1 -1 50 4 50", "4 2 -1 50 2 50"]
+    cells = [row.split() for row in rows]
+    log = swf.read_log(
+        ["; MaxProcs: 4", *(f"{' '.join(c[:5])} -1 -1 {c[4]} {c[5]} -1 1 1 1 1 1 1 -1 -1" for c in cells)]
+    )
+    replay = swf.Replay(log, 4, swf.POLICIES["conservative"])
+    for _ in replay.run():
+        pass
+
+    assert dict(swf.start_rows(replay)) == {1: 0, 2: 0, 3: 60, 4: 10}

@@ -12,6 +12,7 @@ from apps.scheduling.engine.facts import (
     Kind,
     Plan,
     Policy,
+    Reserve,
     Running,
     Shape,
     Share,
@@ -271,3 +272,18 @@ def test_a_tiny_ask_is_an_ask_and_not_impossible() -> None:
     )
 
     assert started(decide(scene)) == [1, 2]
+
+
+def test_a_promise_that_falls_due_now_is_not_taken_by_who_is_looked_at_first() -> None:
+    # All 4 devices are free now, half of them earlier than expected. The first asks for all and is promised them at
+    # 90; the second was promised two for now, and what gave back early lets the first start only when it has ended.
+    four = facility(leaves=[[0]], devices=4)
+    first, second = gang(1, 1, 4, limit_s=50.0), gang(2, 1, 2, limit_s=50.0)
+    place = (Share(0, 0, 1, (0, 1)),)
+    promises = (Reserve(1, 90.0, (Share(0, 0, 1, (0, 1, 2, 3)),)), Reserve(2, 0.0, place))
+    kept = Policy(backfill_depth=None, order="submit", keeps_promises=True)
+
+    for ended_early in (True, False):
+        decided = decide(snapshot(four, first, second, promises=promises, ended_early=ended_early), kept)
+        assert started(decided) == [2]
+        assert [(one.job_id, one.start_s) for one in decided.reserves] == [(1, 50.0 if ended_early else 90.0)]
