@@ -263,8 +263,9 @@ class _Checker:
                     yield from self._node(gang, share.node)
             grows = self._n_devices(gang, resize.placing) > self._n_devices(gang, running.placing)
             if resize.for_job_id is None:
-                young_s = self.snapshot.now_s - max(running.sized_s, running.started_s)
-                if young_s < self.policy.resize_dwell_s:
+                # Added up as the planner does: the same difference may come out a rounding less.
+                since_s = max(running.sized_s, running.started_s)
+                if self.snapshot.now_s < since_s + self.policy.resize_dwell_s:
                     yield Fault("resize", gang.id, "has its size not long enough")
                 yield from self._bookings(gang, resize.placing, resize.expected_end_s)
                 yield from self._data(gang, resize.placing)

@@ -209,25 +209,28 @@ class Replay:
         while coming < len(jobs) or ends:
             next_submit_s = jobs[coming].submit_s if coming < len(jobs) else inf
             now_s = min(next_submit_s, ends[0][0] if ends else inf)
-            n_ended = 0
-            ended_early = False
+            ended = []
             while ends and ends[0][0] <= now_s:
+                ended.append(heapq.heappop(ends)[1])
+            if self.policy.keeps_promises:
+                # Who used their whole limit first: that was foreseen, and promises rest on it.
+                ended.sort(key=lambda place: self._running[place].ends_s > now_s)
+            ended_early = False
+            for place in ended:
                 if ended_early and self.policy.keeps_promises and self._queue:
                     # Of several ends in one second each moves the promises by itself, as in the published
                     # comparison: what the first leaves free goes to who fits there, and not to who fits in both.
                     self._go(now_s, ends, ended_early=True)
                     ended_early = False
-                _, place = heapq.heappop(ends)
                 ended_early |= self._running.pop(place).ends_s > now_s
                 self._history.learn(jobs[place].user, jobs[place].run_s)
                 self.ends[place] = now_s
-                n_ended += 1
             while coming < len(jobs) and jobs[coming].submit_s <= now_s:
                 self._queue[coming] = self._gang(coming)
                 coming += 1
             if self._queue:
                 self._go(now_s, ends, ended_early=ended_early)
-            yield n_ended
+            yield len(ended)
 
     def _go(self, now_s: float, ends: list[tuple[float, int]], *, ended_early: bool) -> None:
         """One pass, and when what it starts will end."""
