@@ -472,8 +472,8 @@ class Preemptor:
             usable = usable & frame.has_level[ask.required]
         on_node: dict[int, list[tuple[int, Item]]] = {}
         for item in items:
-            for node, whole in item.spots:
-                on_node.setdefault(node, []).append((whole, item))
+            for node, devices in item.spots:
+                on_node.setdefault(node, []).append((devices, item))
         curves: dict[int, Curve] = {}
         free = np.where(usable, np.maximum(floor.whole, 0), 0)
         for node in np.flatnonzero(usable & (free >= ask.devices)).tolist():

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('scheduling', '0007_line_basis'),
+        ('scheduling', '0010_fragmentation'),
     ]
 
     operations = [
