@@ -36,7 +36,16 @@ OTHERS = {
         "time_limit",
         "replicas",
     ),
-    *("scaling", "grace_s", "member-limits", "lend_limit", "borrow_limit", "KEPT_DUMPS"),
+    *(
+        "scaling",
+        "preemptible",
+        "checkpoint.on_resize",
+        "grace_s",
+        "member-limits",
+        "lend_limit",
+        "borrow_limit",
+        "KEPT_DUMPS",
+    ),
 }
 
 
