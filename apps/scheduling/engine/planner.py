@@ -938,15 +938,20 @@ class Pass:
             # A kind on which it could not end earlier, however good its place, is not looked at.
             fastest_s = work_s * self._best_pace(gang, kind)
             deadline_s = inf if best is None else best[0] - fastest_s
-            found = self._earliest_on(gang, kind, marks, deadline_s)
-            if found is None:
-                continue
-            finish = found.start_s + work_s * self._pace(gang, found.found)
-            if best is None or finish < best[0]:
-                best = (finish, found)
+            for found in self._starts_on(gang, kind, marks, deadline_s, fastest_s):
+                finish = found.start_s + work_s * self._pace(gang, found.found)
+                if best is None or finish < best[0]:
+                    best = (finish, found)
         return None if best is None else best[1]
 
-    def _earliest_on(self, gang: Gang, kind: int, marks: list[float], deadline_s: float) -> Offer | None:
+    def _starts_on(
+        self, gang: Gang, kind: int, marks: list[float], deadline_s: float, fastest_s: float
+    ) -> Iterator[Offer]:
+        """When it could start on nodes of one kind: the earliest first, then those on faster nodes that end earlier.
+
+        Args:
+            fastest_s: How long it takes at the kind's best.
+        """
         full, gang = gang, self.least(gang)
         duration_s = self.duration_s(gang, kind)
         search = self.calendar.search(gang, kind, self.may_use(gang), duration_s, marks)
@@ -957,13 +962,15 @@ class Pass:
                 continue
             found = self.fit(gang, kind, state, duration_s, named=False)
             if found is not None:
-                return Offer(found, state.at_s, self._exact_end_s(full, found, state.at_s))
+                yield Offer(found, state.at_s, self._exact_end_s(full, found, state.at_s))
+                takes_s = fastest_s * self._pace(gang, found) / self._best_pace(gang, kind)
+                deadline_s = min(deadline_s, state.at_s + takes_s - fastest_s)
+                continue
             later = self.calendar.window(state, state.at_s + duration_s)[1:]
             # What is promised later forbids it alone: then nothing that is given back before helps.
             left_s = state.at_s + duration_s - later[0].at_s if later else 0.0
             if later and self.fit(gang, kind, later[0], left_s, named=False) is None:
                 hopeless_until_s = later[0].at_s
-        return None
 
     # -- what failed once in a pass fails again: nothing is given back within a pass ----------------------------------
 

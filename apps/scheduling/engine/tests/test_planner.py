@@ -287,3 +287,16 @@ def test_a_promise_that_falls_due_now_is_not_taken_by_who_is_looked_at_first() -
         decided = decide(snapshot(four, first, second, promises=promises, ended_early=ended_early), kept)
         assert started(decided) == [2]
         assert [(one.job_id, one.start_s) for one in decided.reserves] == [(1, 50.0 if ended_early else 90.0)]
+
+
+def test_of_nodes_of_one_type_it_is_promised_the_one_where_it_ends_earliest() -> None:
+    # The slow node is free at 5, where 200 s of work take 400; the fast one at 10.
+    where = facility(leaves=[[0, 0]], speeds=[1.0, 0.5])
+    eight = tuple(range(8))
+    running = (holds(gang(8, 1, 8), (0, eight), ends_s=10.0), holds(gang(9, 1, 8), (1, eight), ends_s=5.0))
+    scene = snapshot(where, gang(1, 1, 8, limit_s=200.0), running=running)
+
+    (promise,) = decide(scene, Policy(preemption=False)).reserves
+
+    assert promise.start_s == 10.0
+    assert [share.node for share in promise.placing] == [0]
