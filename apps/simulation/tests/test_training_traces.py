@@ -365,7 +365,7 @@ def test_a_workload_of_pollux_stands_beside_its_own_reference(tmp_path):
 
     assert (told["jobs"], told["gpus"]) == (80, 64)
     assert set(told["reference"]) == {"pollux", "optimus", "tiresias"}
-    assert set(told["reference"]["pollux"]) == {"workload-5", "mean-of-8"}
+    assert set(told["reference"]["pollux"]) == {"workload-5", "mean-of-8", "p99"}
 
 
 @needs_traces
