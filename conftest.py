@@ -118,3 +118,15 @@ def pytest_make_collect_report(
     report = yield
     _refuse_skip(report)
     return report
+
+
+@pytest.fixture
+def no_memory() -> Generator[None]:
+    """The planner's process begins as if it were new: it remembers nothing of another test's rows."""
+    from apps.scheduling import admission, apply, line, snapshot
+
+    for room in (snapshot, apply, admission, line):
+        room.forget()
+    yield
+    for room in (snapshot, apply, admission, line):
+        room.forget()

@@ -14,18 +14,13 @@ from apps.jobs.models import Job
 from apps.jobs.spec import JobRequest
 from apps.jobs.tests.builders import NOON, fleet, grant, later, person, start, team
 from apps.power.models import PowerLimit
-from apps.scheduling import apply, snapshot
 from apps.simulation import side_by_side
 from apps.simulation.scenario import ScenarioError
 from apps.simulation.tests.scenes import scene_of
 from apps.simulation.whatif import BASE, WHAT_IF, compare, difference, figures
 from apps.simulation.whatif import what_if as what_if_every
 
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
+pytestmark = pytest.mark.usefixtures("no_memory")
 
 
 def submit(of, who, name, at, **fields):

@@ -12,7 +12,7 @@ from apps.scheduling.engine.facts import Gang, Running, Shape
 from apps.scheduling.engine.forecast import probable_end_s, probable_s
 from apps.scheduling.engine.predict import predicted_s
 from apps.scheduling.models import Reason
-from apps.scheduling.snapshot import instant, seconds
+from apps.scheduling.snapshot import instant, seconds, what_is_left
 
 Source = Literal["own_history", "declared_limit", "declared_run_time"]
 
@@ -48,13 +48,9 @@ def expected_end(job: Job, reason: Reason | None, at: datetime) -> ExpectedEnd |
 
 
 def _gang(job: Job) -> Gang:
-    """The job as far as its run time goes; as snapshot._kept."""
-    kept_s = max(job.ran_s - job.lost_s, 0.0)
-    limit_s = inf if job.time_limit_s is None else max(job.time_limit_s - job.ran_s, 1.0)
-    work_s = inf
-    if job.time_limit_s is None and job.runtime_s is not None:
-        work_s = max(job.runtime_s - kept_s, 1.0)
-    return Gang(job.pk, "", Shape(()), limit_s=limit_s, work_s=work_s, history=0, done_s=kept_s)
+    """The job as far as its run time goes."""
+    limit_s, work_s, done_s = what_is_left(job.time_limit_s, job.runtime_s, job.ran_s, job.lost_s)
+    return Gang(job.pk, "", Shape(()), limit_s=limit_s, work_s=work_s, history=0, done_s=done_s)
 
 
 def _end_at(

@@ -319,6 +319,22 @@ def forget() -> None:
             memory.forget()
 
 
+def what_is_left(
+    limit_s: float | None, runtime_s: float | None, ran_s: float, lost_s: float
+) -> tuple[float, float, float]:
+    """Seconds that a job may still run, that it would by its declared run time, and that earlier attempts have done.
+
+    Args:
+        runtime_s: Counts where there is no limit.
+        ran_s: All attempts together.
+        lost_s: Of these, thrown away.
+    """
+    done_s = max(ran_s - lost_s, 0.0)
+    left_s = inf if limit_s is None else max(limit_s - ran_s, 1.0)
+    work_s = max(runtime_s - done_s, 1.0) if limit_s is None and runtime_s is not None else inf
+    return left_s, work_s, done_s
+
+
 def _saving_of(checkpoint: Any) -> Saving | None:
     if not checkpoint:
         return None
@@ -886,10 +902,7 @@ class _Reader:
         (job_id, version, transaction_id, _, name, shape_key, team_id, user_id, priority, submitted_s, limit_s,
          runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
          preemptible, checkpoint, scaling, n_evictions) = row  # fmt: skip
-        left_s = inf if limit_s is None else max(limit_s - ran_s, 1.0)
-        work_s = inf
-        if limit_s is None and runtime_s is not None:
-            work_s = max(runtime_s - max(ran_s - lost_s, 0.0), 1.0)
+        left_s, work_s, done_s = what_is_left(limit_s, runtime_s, ran_s, lost_s)
         gang = Gang(
             id=job_id,
             name=name,
@@ -902,7 +915,7 @@ class _Reader:
             limit_s=left_s,
             work_s=work_s,
             history=self.memory.histories.position(Owner(user_id, team_id, name)),
-            done_s=max(ran_s - lost_s, 0.0),
+            done_s=done_s,
             not_before_s=-inf if not_before_s is None else not_before_s,
             retry_s=-inf if retry_s is None else retry_s,
             deadline_s=inf if deadline_s is None else deadline_s,

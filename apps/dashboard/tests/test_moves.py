@@ -12,17 +12,11 @@ from apps.core import clock
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import Fleet, fleet, grant, job, person, start, team
-from apps.scheduling import advice, apply, snapshot
+from apps.scheduling import advice, snapshot
 from apps.scheduling.models import Defragmentation
 from apps.teams.models import FacilityRole, MemberRole, Team, User
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_memory")]
 
 
 @dataclass

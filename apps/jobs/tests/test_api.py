@@ -4,23 +4,17 @@ import json
 from typing import Any
 
 import pytest
-from rest_framework.test import APIClient
 
 from apps.core import clock
 from apps.jobs import services
 from apps.jobs.api import bodies
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import allocate, end, fleet, job, later, person, start, team
-from apps.teams.models import FacilityRole, IdempotentAnswer, MemberRole, Team, User
+from apps.teams.models import FacilityRole, IdempotentAnswer, MemberRole, Team
+from apps.teams.tests.builders import client
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1/jobs"
-
-
-def client(user: User) -> APIClient:
-    made = APIClient()
-    made.force_authenticate(user)
-    return made
 
 
 def body(of: Team, **fields: Any) -> dict[str, Any]:

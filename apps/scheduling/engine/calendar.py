@@ -539,22 +539,15 @@ class Calendar:
                 for state in [self.now, *self.pinches][first:end]:
                     state.book(frame, coming.charges[charge], sign, coming.bookings[charge])
 
-    def has_free(self, charge: Charge) -> bool:
-        """Whether just these devices, and all else it takes, are free now."""
-        return self._is_free(self.now, charge)
-
-    def _is_free(self, now: State, charge: Charge) -> bool:
+    def _fits_now(self, charge: Charge) -> bool:
+        """Whether just these devices, and all else it takes but quota, are free now."""
+        now = self.now
         if (now.dev[charge.devices] < charge.taken).any():
             return False
-        if any(
-            self.tree.available(now.use, charge.team, kind) < steps
-            for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
-        ):
-            return False
         now.charge(self.frame, self.tree, charge, 1)
-        is_free = not self._is_overdrawn(now, charge)
+        fits = not self._is_overdrawn(now, charge)
         now.charge(self.frame, self.tree, charge, -1)  # exact: as it was
-        return is_free
+        return fits
 
     def drop(self, job_id: int) -> None:
         """Running work leaves for good: it holds nothing any more, and gives nothing back when it would have ended."""
@@ -567,9 +560,8 @@ class Calendar:
         """Let dropped work hold again what it held, if nobody has taken it, or counts on it, meanwhile."""
         charge = held.charge
         n = 1 + bisect_left(self._pinch_at_s, held.end_s)
-        if not self.has_free(charge) or any(
-            self.quota_left_now(charge.team, kind, n) < steps
-            for kind, steps in zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True)
+        if not self._fits_now(charge) or any(
+            self.quota_left_now(charge.team, kind, n) < steps for kind, steps in self._limited(charge)
         ):
             return False
         self.lift([held], 1)

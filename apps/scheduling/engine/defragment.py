@@ -28,6 +28,7 @@ import numpy as np
 
 from apps.scheduling.engine import explain
 from apps.scheduling.engine.calendar import Held
+from apps.scheduling.engine.clearing import MOST_OPTIONS, Curve, curve
 from apps.scheduling.engine.facts import (
     NONE,
     BoolArray,
@@ -51,7 +52,6 @@ _MOST_GANGS = 16  # waiting gangs that are looked at, the first in line first; o
 _MOST_TRIALS = 200  # sets of leavers that are tried in full for one gang
 _MOST_SETS = 5000  # sets of leavers that are weighed for one domain
 _MOST_LEAVERS = 200  # of one domain: those that cost least
-_MOST_OPTIONS = 24  # leavers of one node that are weighed against each other
 _MOST_IN_ANY_ORDER = 4  # so many leavers are placed in every order, more of them the largest first
 
 
@@ -624,49 +624,38 @@ def _least(
     """
     best: FloatArray = np.full(n + 1, inf)
     best[0] = 0.0
-    steps: list[tuple[list[tuple[float, tuple[_Leaver, ...]]], IntArray]] = []
+    steps: list[tuple[Curve[_Leaver], IntArray]] = []
     for node in nodes.tolist():
-        curve = _curve(int(free[node]), devices, n, node, on_node.get(node, ()))
-        if not curve:
+        there = _room_on(node, int(free[node]), devices, n, on_node.get(node, ()))
+        if not there:
             continue
         taken: IntArray = np.zeros(n + 1, dtype=np.int64)
         after = best.copy()
-        for r, (cost, _) in enumerate(curve, 1):
+        for r, (cost, _) in enumerate(there, 1):
             offer = best[: n + 1 - r] + cost
             is_better = offer < after[r:]
             after[r:][is_better] = offer[is_better]
             taken[r:][is_better] = r
         best = after
-        steps.append((curve, taken))
+        steps.append((there, taken))
     if best[n] == inf:
         return None
     chosen: dict[int, _Leaver] = {}
     left = n
-    for curve, taken in reversed(steps):
+    for there, taken in reversed(steps):
         r = int(taken[left])
         if r:
-            chosen.update((id(leaver), leaver) for leaver in curve[r - 1][1])
+            chosen.update((id(leaver), leaver) for leaver in there[r - 1][1])
             left -= r
     cheapest = tuple(sorted(chosen.values(), key=lambda leaver: leaver.order))
     return _Domain(nodes, free, on_node, float(best[n]), cheapest)
 
 
-def _curve(
-    free: int, devices: int, n: int, node: int, leavers: Sequence[_Leaver]
-) -> list[tuple[float, tuple[_Leaver, ...]]]:
-    """What room for 1, 2, ... replicas on a node costs at the least, and who leaves for it."""
-    some = leavers[:_MOST_OPTIONS]
-    most = min(n, (free + sum(leaver.whole[node] for leaver in some)) // devices)
-    need = max(0, most * devices - free)
-    best: list[tuple[float, tuple[_Leaver, ...]]] = [(0.0, ()), *((inf, ()) for _ in range(need))]
-    for leaver in some:
-        part = leaver.cost * leaver.whole[node] / sum(leaver.whole.values())
-        for have in range(need - 1, -1, -1):
-            cost, leave = best[have]
-            to = min(need, have + leaver.whole[node])
-            if (cost + part, len(leave) + 1) < (best[to][0], len(best[to][1])):
-                best[to] = (cost + part, (*leave, leaver))
-    for have in range(need - 1, -1, -1):  # what frees more frees as much
-        if (best[have + 1][0], len(best[have + 1][1])) < (best[have][0], len(best[have][1])):
-            best[have] = best[have + 1]
-    return [best[max(0, r * devices - free)] for r in range(1, most + 1)]
+def _room_on(node: int, free: int, devices: int, n: int, leavers: Sequence[_Leaver]) -> Curve[_Leaver]:
+    """See `clearing.curve`, for up to n replicas."""
+    options = [
+        (leaver.whole[node], leaver.cost * leaver.whole[node] / sum(leaver.whole.values()), leaver)
+        for leaver in leavers[:MOST_OPTIONS]
+    ]
+    most = min(n, (free + sum(n_there for n_there, _, _ in options)) // devices)
+    return curve(free, devices, most, options)

@@ -388,15 +388,16 @@ class Pass:
         Returns:
             By job, whether it still waits.
         """
-        gangs = {gang.id: gang for gang in self.snapshot.queue}
-        moving = {r.gang.id: r.gang for r in self.snapshot.running if r.is_leaving}
         earmarked: dict[int, bool] = {}
+        if not self.snapshot.earmarks:
+            return earmarked
+        gangs = {gang.id: gang for gang in self.snapshot.queue}
+        leaving = [running for running in self.snapshot.running if running.is_leaving]
+        moving = {running.gang.id: running.gang for running in leaving}
         leave_s: dict[int, list[float]] = {}  # by node: when those who were asked to leave will be gone
-        if self.snapshot.earmarks:
-            for running in self.snapshot.running:
-                if running.is_leaving:
-                    for node in {share.node for share in running.placing}:
-                        leave_s.setdefault(node, []).append(self.calendar.held[running.gang.id].end_s)
+        for running in leaving:
+            for node in {share.node for share in running.placing}:
+                leave_s.setdefault(node, []).append(self.calendar.held[running.gang.id].end_s)
         for reserve in self.snapshot.earmarks:
             if reserve.job_id in moving:
                 self._keep_for(moving[reserve.job_id], reserve.placing)
@@ -938,19 +939,19 @@ class Pass:
             # A kind on which it could not end earlier, however good its place, is not looked at.
             fastest_s = work_s * self._best_pace(gang, kind)
             deadline_s = inf if best is None else best[0] - fastest_s
-            for found in self._starts_on(gang, kind, marks, deadline_s, fastest_s):
+            for found in self._starts_on(gang, kind, marks, deadline_s, work_s):
                 finish = found.start_s + work_s * self._pace(gang, found.found)
                 if best is None or finish < best[0]:
                     best = (finish, found)
         return None if best is None else best[1]
 
     def _starts_on(
-        self, gang: Gang, kind: int, marks: list[float], deadline_s: float, fastest_s: float
+        self, gang: Gang, kind: int, marks: list[float], deadline_s: float, work_s: float
     ) -> Iterator[Offer]:
         """When it could start on nodes of one kind: the earliest first, then those on faster nodes that end earlier.
 
         Args:
-            fastest_s: How long it takes at the kind's best.
+            work_s: How long it takes at a pace of 1; 0: nobody knows.
         """
         full, gang = gang, self.least(gang)
         duration_s = self.duration_s(gang, kind)
@@ -963,8 +964,8 @@ class Pass:
             found = self.fit(gang, kind, state, duration_s, named=False)
             if found is not None:
                 yield Offer(found, state.at_s, self._exact_end_s(full, found, state.at_s))
-                takes_s = fastest_s * self._pace(gang, found) / self._best_pace(gang, kind)
-                deadline_s = min(deadline_s, state.at_s + takes_s - fastest_s)
+                lost_s = work_s * (self._pace(gang, found) - self._best_pace(gang, kind))
+                deadline_s = min(deadline_s, state.at_s + lost_s)
                 continue
             later = self.calendar.window(state, state.at_s + duration_s)[1:]
             # What is promised later forbids it alone: then nothing that is given back before helps.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apps.scheduling.engine.calendar import Held
+from apps.scheduling.engine.clearing import Curve, curve
 from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placing, Running, Share
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import give_back, may_take
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from apps.scheduling.engine.planner import Pass
 
 _MOST_DOMAINS = 8  # domains that are tried in full; the cheapest by estimate come first
-_MOST_OPTIONS = 24  # victims of one node that are weighed against each other
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +48,11 @@ class Item:
     is_surplus: bool  # a replica beyond the preferred size
     place: int = NONE  # among all items, the cheapest first
     spots: tuple[tuple[int, int], ...] = ()  # nodes on which it holds devices, and how many
+
+    def price_of(self, whole: int) -> float:
+        """The part of its cost that so many of its devices are."""
+        everywhere = sum(n for _, n in self.spots)
+        return self.cost * whole / everywhere if everywhere else self.cost
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -78,9 +83,6 @@ class _Columns:
             steps,
             np.array([item.is_surplus for item in items], dtype=bool),
         )
-
-
-Curve = list[tuple[float, tuple[Item, ...]]]  # by number of replicas: what they cost, and who gives way
 
 
 class _Amounts:
@@ -137,7 +139,7 @@ class Preemptor:
         self._asked: dict[tuple[int, ...], _Asked] = {}  # whom one may ask, as of then
         self._amounts: _Amounts | None = None
         self._curves: dict[
-            tuple[int, ...], Curve
+            tuple[int, ...], Curve[Item]
         ] = {}  # by node, what is free there, what is asked, and options
         self._dropped: list[tuple[Running, Held]] = []
         self._costs: dict[int, float] = {}  # by job: device-seconds lost
@@ -474,7 +476,7 @@ class Preemptor:
         for item in items:
             for node, devices in item.spots:
                 on_node.setdefault(node, []).append((devices, item))
-        curves: dict[int, Curve] = {}
+        curves: dict[int, Curve[Item]] = {}
         free = np.where(usable, np.maximum(floor.whole, 0), 0)
         for node in np.flatnonzero(usable & (free >= ask.devices)).tolist():
             on_node.setdefault(node, [])
@@ -482,15 +484,15 @@ class Preemptor:
         for node, options in on_node.items():
             if not is_usable[node]:
                 continue
-            curve = self._curve_of(node, int(free[node]), ask.devices, ask.n_replicas, options)
-            if curve:
-                curves[node] = curve
+            there = self._curve_of(node, int(free[node]), ask.devices, ask.n_replicas, options)
+            if there:
+                curves[node] = there
         ranked: list[tuple[float, int, list[Item]]] = []
         required = LEVELS.index(ask.required) if ask.required is not None else len(LEVELS)
         whole = [
-            curve[ask.n_replicas - 1][1]
-            for _, curve in sorted(curves.items())
-            if len(curve) >= ask.n_replicas
+            there[ask.n_replicas - 1][1]
+            for _, there in sorted(curves.items())
+            if len(there) >= ask.n_replicas
         ]
         single = [(_cost(items), 0, list(items)) for items in whole]
         ranked += sorted(single, key=lambda s: s[0])[: _MOST_DOMAINS * 2]
@@ -509,19 +511,20 @@ class Preemptor:
 
     def _curve_of(
         self, node: int, free: int, devices: int, n: int, options: Sequence[tuple[int, Item]]
-    ) -> Curve:
-        """See `_curve`; from one job to the next, little changes on most nodes."""
+    ) -> Curve[Item]:
+        """See `clearing.curve`; from one job to the next, little changes on most nodes."""
         key = (node, free, devices, n, *[item.place for _, item in options])
         known = self._curves.get(key)
         if known is None:
-            n_devices = int(self.walk.frame.n_devices[node])
-            known = self._curves[key] = _curve(free, n_devices, devices, n, options)
+            most = min(n, int(self.walk.frame.n_devices[node]) // devices)
+            priced = [(whole, item.price_of(whole), item) for whole, item in options]
+            known = self._curves[key] = curve(free, devices, most, priced)
         return known
 
     def _cheapest(
         self,
         nodes: Sequence[int],
-        curves: dict[int, Curve],
+        curves: dict[int, Curve[Item]],
         n: int,
         level: int,
         ranked: list[tuple[float, int, list[Item]]],
@@ -569,8 +572,7 @@ class _Trial:
         if not any(ask.devices for ask in self.gang.shape.asks):
             return True
         if self._left is None:
-            left = _amounts(walk.calendar.floor_now(walk.now_s + self.duration_s))
-            self._left = left[0].copy(), left[1].copy(), left[2].copy(), left[3].copy()
+            self._left = _amounts(walk.calendar.floor_now(walk.now_s + self.duration_s))
         most = self.preemptor.given_back(self._left, items)
         return may_hold(walk.frame, self.gang.shape, self.kind, most, walk.may_use(self.gang))
 
@@ -635,15 +637,15 @@ class _Trial:
                         fewer = without
                         if len(back) == at_once:
                             break
-                if not back or self._does_without([held[item.place] for item in back], fewer):
-                    calendar.lift([held[item.place] for item in back], 1)
-                    forbidden += [item for item in rest[:n_looked_at] if item not in back]
-                    kept, rest, at_once = fewer, rest[n_looked_at:], 2 * at_once
-                elif len(back) > 1:
+                goes_well = not back or self._does_without([held[item.place] for item in back], fewer)
+                if not goes_well and len(back) > 1:
                     at_once = len(back) // 2
-                else:  # it has to leave
-                    forbidden += [item for item in rest[:n_looked_at] if item not in back]
-                    rest, at_once = rest[n_looked_at:], 1
+                    continue
+                forbidden += [item for item in rest[:n_looked_at] if item not in back]
+                rest, at_once = rest[n_looked_at:], 2 * at_once if goes_well else 1
+                if goes_well:  # else the one has to leave
+                    calendar.lift([held[item.place] for item in back], 1)
+                    kept = fewer
             for item in forbidden:
                 if self._does_without([held[item.place]], [other for other in kept if other is not item]):
                     return None
@@ -674,7 +676,8 @@ class _Trial:
 
 
 def _amounts(floor: Floor) -> Amounts:
-    return floor.whole, floor.cpu, floor.mem, floor.head
+    """Taken down: what is lifted later does not show."""
+    return floor.whole.copy(), floor.cpu.copy(), floor.mem.copy(), floor.head.copy()
 
 
 def _cost(items: Iterable[Item]) -> float:
@@ -750,41 +753,3 @@ def _without(running: Running, replicas: Sequence[Share]) -> Placing:
             steps = share.share_steps * left // share.n_replicas if share.devices else share.share_steps
             kept.append(Share(share.group, share.node, left, share.devices, steps))
     return tuple(kept)
-
-
-def _curve(free: int, capacity: int, devices: int, n: int, options: Sequence[tuple[int, Item]]) -> Curve:
-    """What 1, 2, ... replicas on a node cost at the least, and what gives way for them.
-
-    Args:
-        options: (devices on this node, item). An item that holds more elsewhere counts here with its part.
-    """
-    most = min(n, capacity // devices)
-    need = max(0, most * devices - free)
-    best: list[tuple[float, int, tuple[Item, ...]] | None] = [None] * (need + 1)
-    best[0] = (0.0, 0, ())
-    for whole, item in options[:_MOST_OPTIONS]:
-        everywhere = int(item.charge.whole.sum())
-        part = item.cost * whole / everywhere if everywhere else item.cost
-        for have in range(need, -1, -1):
-            at = best[have]
-            if at is None:
-                continue
-            to = min(need, have + whole)
-            if to == have:
-                continue
-            there = best[to]
-            cost = at[0] + part
-            if there is None or (cost, at[1] + 1) < (there[0], there[1]):
-                best[to] = (cost, at[1] + 1, (*at[2], item))
-    # What frees more frees as much.
-    for have in range(need - 1, -1, -1):
-        above, here = best[have + 1], best[have]
-        if above is not None and (here is None or above[:2] < here[:2]):
-            best[have] = above
-    curve = []
-    for r in range(1, most + 1):
-        at = best[max(0, r * devices - free)]
-        if at is None:
-            break
-        curve.append((at[0], at[2]))
-    return curve

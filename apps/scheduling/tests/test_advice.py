@@ -19,12 +19,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 CHECKPOINT = {"interval": 600.0, "cost": 5.0, "restart": 15.0}
 
 
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
-
-
 class Scene:
     """Two nodes of four devices, half of each in use; a job that wants a whole node, for which two halves are free."""
 

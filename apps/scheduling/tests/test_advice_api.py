@@ -9,24 +9,12 @@ from apps.core import clock
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import fleet, grant, job, person, start, team
-from apps.scheduling import apply, snapshot
 from apps.scheduling.api import bodies
-from apps.teams.models import FacilityRole, MemberRole, User
+from apps.teams.models import FacilityRole, MemberRole
+from apps.teams.tests.builders import client
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1/defragmentation"
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
-
-
-def client(user: User) -> APIClient:
-    made = APIClient()
-    made.force_authenticate(user)
-    return made
 
 
 @pytest.fixture

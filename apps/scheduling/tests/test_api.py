@@ -4,29 +4,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from rest_framework.test import APIClient
 
 from apps.core import clock
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import fleet, grant, job, person, start, team
-from apps.scheduling import apply, losses, services, snapshot
+from apps.scheduling import losses, services, snapshot
 from apps.scheduling.api import bodies
-from apps.teams.models import User
+from apps.teams.tests.builders import client
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1"
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
-
-
-def client(user: User) -> APIClient:
-    made = APIClient()
-    made.force_authenticate(user)
-    return made
 
 
 def plan_once() -> Any:

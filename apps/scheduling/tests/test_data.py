@@ -14,7 +14,7 @@ from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job
 from apps.jobs.selectors import ledger_faults
 from apps.jobs.tests.builders import NOON, Fleet, allocate, end, fleet, grant, job, later, person, start, team
-from apps.scheduling import apply, services, snapshot
+from apps.scheduling import services, snapshot
 from apps.scheduling.models import Earmark, Pass, Reason
 from apps.staging import loop
 from apps.staging import services as staging
@@ -23,12 +23,6 @@ from apps.staging.movers.base import GIB
 from apps.staging.tests.builders import content, lay, read, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 @dataclass

@@ -12,19 +12,13 @@ from apps.core import clock
 from apps.inventory.models import Domain
 from apps.jobs.tests.builders import fleet, grant, job, person, start, team
 from apps.power.models import PowerLimit
-from apps.scheduling import apply, dump, dump_store, services, snapshot
+from apps.scheduling import dump, dump_store, services
 from apps.scheduling.engine import planner
 from apps.scheduling.engine.facts import Fault
 from apps.scheduling.models import PassDump
 from apps.teams.models import FacilityRole
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 @pytest.fixture

@@ -9,18 +9,12 @@ from apps.core import clock
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation, Job
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
-from apps.scheduling import apply, selectors, services, snapshot
+from apps.scheduling import selectors, services
 from apps.scheduling.models import ForecastOutcome, Reason
 from apps.scheduling.tests.test_api import client
 
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 def plan_at(at_s: float) -> None:

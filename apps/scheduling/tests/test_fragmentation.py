@@ -8,20 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from apps.core import clock
 from apps.inventory.models import Health, Node
 from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, start, team
-from apps.scheduling import apply, selectors, services, snapshot
+from apps.scheduling import selectors, services, snapshot
 from apps.scheduling.models import Pass, UtilizationSample
 from apps.scheduling.selectors import TypeFree
 from apps.scheduling.tests.test_api import client
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_memory():
-    snapshot.forget()
-    apply.forget()
-    yield
-    snapshot.forget()
 
 
 def scene():

@@ -1,6 +1,5 @@
 """Who goes before a waiting job: read from the database, and the same as the order of the planner."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 
@@ -14,7 +13,7 @@ from apps.inventory.models import Backend
 from apps.jobs import services as jobs
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import NOON, fleet, job, later, person, start, team
-from apps.scheduling import admission, line, services, snapshot
+from apps.scheduling import line, services
 from apps.scheduling.engine.order import Ahead, order_queue
 from apps.scheduling.engine.placement import kinds_of
 from apps.scheduling.models import LineBasis, PolicySetting, TeamUse
@@ -25,15 +24,6 @@ pytestmark = pytest.mark.django_db
 URL = "/api/v1"
 
 _passes = count(1)
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> Iterator[None]:
-    for room in (snapshot, admission, line):
-        room.forget()
-    yield
-    for room in (snapshot, admission, line):
-        room.forget()
 
 
 def noted(at=NOON):

@@ -13,7 +13,7 @@ from apps.jobs.spec import JobRequest
 from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, start, team
 from apps.power.models import PowerLimit
 from apps.reservations.models import Reservation
-from apps.scheduling import apply, services, snapshot
+from apps.scheduling import services
 from apps.scheduling.live_scenario import ITSELF, UNKNOWN_S, live_scenario
 from apps.scheduling.models import PolicySetting
 from apps.simulation import report
@@ -23,12 +23,6 @@ from apps.simulation.world import build_world
 from apps.staging.models import Copy, Dataset, Transfer
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 def read(at=NOON, **more):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
-from apps.scheduling import apply, losses, selectors, services, snapshot
+from apps.scheduling import losses, selectors, services, snapshot
 from apps.scheduling.idle import BUCKETS, SPAN, Want, claim
 from apps.scheduling.models import CountedLoss, LossClock, LossPart, LossSpan
 
@@ -50,13 +50,7 @@ def test_a_time_is_cut_at_the_quarters_and_none_of_it_is_lost(naive, lasts):
     assert [at for at, _ in pieces] == sorted({at for at, _ in pieces})
 
 
-@pytest.fixture
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
-
-
-db = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_no_memory")]
+db = [pytest.mark.django_db(transaction=True)]
 
 
 def marked(function):

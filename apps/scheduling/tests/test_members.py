@@ -5,19 +5,13 @@ import pytest
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, request, team
-from apps.scheduling import apply, services, snapshot
+from apps.scheduling import services
 from apps.scheduling.models import Reason
 from apps.teams import services as teams
 from apps.teams.models import MemberRole, Membership
 from apps.teams.services import MemberLimitEntry
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 def limit(of, *entries, at=NOON):

@@ -17,17 +17,11 @@ from apps.jobs.models import Allocation, DeviceClaim, Job, Placement
 from apps.jobs.selectors import ledger_faults
 from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, request, start, team
 from apps.power.models import PowerLimit, PowerReading
-from apps.scheduling import apply, services, snapshot
+from apps.scheduling import services, snapshot
 from apps.scheduling.engine.facts import Fault
 from apps.scheduling.models import Forecast, Pass, PolicySetting, Reason, TeamUse, UtilizationSample
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 def test_a_pass_starts_what_fits_and_says_why_the_rest_waits():

@@ -21,11 +21,6 @@ pytestmark = pytest.mark.django_db
 URL = "/api/v1/policy"
 
 
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-
-
 @pytest.fixture
 def admin():
     return with_role("root", FacilityRole.ADMIN)

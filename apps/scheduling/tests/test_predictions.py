@@ -23,13 +23,6 @@ from apps.scheduling.tests.test_api import client
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture(autouse=True)
-def _no_memory():
-    snapshot.forget()
-    yield
-    snapshot.forget()
-
-
 class Scene:
     def __init__(self) -> None:
         self.here, self.ours, self.theirs = fleet(2, 4), team(), team()

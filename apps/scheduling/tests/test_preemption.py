@@ -6,16 +6,10 @@ from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job, StopCause
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, request, team
-from apps.scheduling import apply, services, snapshot
+from apps.scheduling import services
 from apps.scheduling.models import Earmark, Pass
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_memory() -> None:
-    snapshot.forget()
-    apply.forget()
 
 
 def running(ours, me, **fields):
