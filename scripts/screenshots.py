@@ -49,7 +49,6 @@ def addresses(page: Page, url: str) -> dict[str, str]:
         "reservations": "/reservations/",
         "quotas": "/quotas/",
         "quota": first_link(page, f"{url}/quotas/", "tr:has(.badge) a.name"),
-        "moves": "/moves/",
         "passes": "/passes/",
         "policy": "/policy/",
         "audit": "/audit/",
