@@ -1,7 +1,7 @@
 """What comes: when running work gives devices back, what is booked, and what has been promised to waiting jobs."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
@@ -274,10 +274,12 @@ class Calendar:
             return meant
         # An amount: the nodes on which it can be had when it starts, in as few and as small domains as will do.
         at_start = self.now if booking.start_s <= self.now_s else self._at(booking.start_s)
-        free = at_start.whole + at_start.booked.get(index, 0)
+        own = at_start.in_use(frame, index)
+        free = at_start.whole + own
         for other in range(index):
             if _overlap(self.bookings[other], booking):
-                free = free - self.booked_nodes[other]
+                # What its teams have in use of it is not free anyway.
+                free = free - np.maximum(0, self.booked_nodes[other] - at_start.in_use(frame, other))
         able = snapshot.is_usable & frame.kind_mask[booking.kind]
         free = np.where(able, np.maximum(free, 0), 0)
         nodes = np.flatnonzero(free)
@@ -288,8 +290,7 @@ class Calendar:
             enough = np.flatnonzero(sums >= booking.n_devices)
             chosen = int(enough[np.argmin(sums[enough])]) if len(enough) else int(np.argmax(sums))
             nodes = nodes[domain[nodes] == chosen]
-        used = at_start.booked.get(index)
-        held = used[nodes] if used is not None else np.zeros(len(nodes), dtype=np.int64)
+        held = own[nodes]
         # Where its own jobs run already; then what is not free yet, so that others may use what is free until then.
         order = np.lexsort((nodes, -free[nodes], np.minimum(self.now.whole[nodes], free[nodes]), -held))
         rest = booking.n_devices
@@ -300,18 +301,32 @@ class Calendar:
                 break
         return meant
 
-    def hold(self, state: State, gang: Gang, until_s: float) -> IntArray | None:
-        """(n,) devices that at this instant belong to bookings the gang may not use; None where there are none."""
-        total: IntArray | None = None
+    def _binding(self, state: State, gang: Gang, until_s: float) -> Iterator[int]:
+        """Positions of the bookings the gang may not use that hold what is theirs at this instant."""
         allowed = self.allowed(gang)
         for i, b in enumerate(self.bookings):
             if i in allowed or (b.start_s >= until_s and b.is_flexible):
                 continue
             if b.start_s <= state.at_s < b.end_s or (not b.is_flexible and state.at_s < b.end_s):
-                used = state.booked.get(i)
-                left = self.booked_nodes[i] if used is None else np.maximum(0, self.booked_nodes[i] - used)
-                total = left if total is None else total + left
+                yield i
+
+    def hold(self, state: State, gang: Gang, until_s: float) -> IntArray | None:
+        """(n,) devices that at this instant belong to bookings the gang may not use; None where there are none."""
+        total: IntArray | None = None
+        for i in self._binding(state, gang, until_s):
+            left = np.maximum(0, self.booked_nodes[i] - state.in_use(self.frame, i))
+            total = left if total is None else total + left
         return total
+
+    def kept(self, states: Sequence[State], gang: Gang, until_s: float) -> IntArray | None:
+        """Flat positions of shared devices that bookings the gang may not use keep for themselves; None: none."""
+        some: list[IntArray] = []
+        for state in states:
+            for i in self._binding(state, gang, until_s):
+                own = state.own(i)
+                if len(own):
+                    some.append(own[self.booked_nodes[i][self.frame.node_of_device[own]] > 0])
+        return np.unique(np.concatenate(some)) if some else None
 
     def closed(self, gang: Gang, start_s: float, until_s: float) -> IntArray | None:
         """Positions of nodes that a booking of named nodes closes to this gang in [start_s, until_s)."""
@@ -427,9 +442,11 @@ class Calendar:
         states = self.window(first, until_s) if promises else self.without_promises(until_s)
         shut: IntArray | None = None
         holds: list[IntArray | None] | None = None
+        kept: IntArray | None = None
         if self.bookings and reservations:
             shut = self.closed(gang, first.at_s, until_s)
             holds = [self.hold(state, gang, until_s) for state in states]
+            kept = self.kept(states, gang, until_s)
         least = later = None
         if promises:
             low, high = self._range(first.at_s, until_s)  # the pool's first state is now
@@ -439,7 +456,7 @@ class Calendar:
         is_freer_later = not len(self._named)
         if later is not None and not is_freer_later:
             later, is_freer_later = (*later[:3], self._named), True
-        floor = Floor(states, holds, least, is_freer_later=is_freer_later, later=later)
+        floor = Floor(states, holds, least, is_freer_later=is_freer_later, later=later, kept=kept)
         return View(floor, shut)
 
     def _met(self, n: int, until_s: float, allowed: tuple[int, ...]) -> tuple[int, ...]:
@@ -637,6 +654,9 @@ class Calendar:
             return False
         shut = self.closed(gang, states[0].at_s, end_s)
         if shut is not None and np.isin(charge.nodes, shut).any():
+            return True
+        kept = self.kept(states, gang, end_s)
+        if kept is not None and np.isin(charge.devices, kept).any():
             return True
         holds = ((state, self.hold(state, gang, end_s)) for state in states)
         return any(

@@ -715,7 +715,7 @@ class Pass:
                     return None
                 booked = calendar.booked_nodes[position]
                 only = np.minimum.reduce(
-                    [np.maximum(0, booked - state.booked.get(position, 0)) for state in floor.states]
+                    [np.maximum(0, booked - state.in_use(self.frame, position)) for state in floor.states]
                 )
                 may_use = may_use & (booked > 0)
         for mask in self._within_one_cluster(gang, may_use):

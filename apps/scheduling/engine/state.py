@@ -96,11 +96,12 @@ class State:
         cpu, mem: (n,) free millionths.
         head: (l + 1,) microwatts left under each limited domain; the last entry stands for "no limit".
         use: (t, k) quota in use, by account and column.
-        booked: per booking, (n,) devices that its own teams hold of it.
+        booked: per booking, (n,) whole devices that its own teams hold of it.
+        parts: per booking, by flat position, millionths of a device that its own teams hold as fractions.
         log: the nodes on which something was charged, in turn, where somebody keeps it; None elsewhere.
     """
 
-    __slots__ = ("at_s", "booked", "cpu", "dev", "head", "log", "mem", "use", "whole")
+    __slots__ = ("at_s", "booked", "cpu", "dev", "head", "log", "mem", "parts", "use", "whole")
 
     def __init__(
         self,
@@ -112,9 +113,10 @@ class State:
         head: IntArray,
         use: IntArray,
         booked: dict[int, IntArray],
+        parts: dict[int, dict[int, int]],
     ) -> None:
         self.at_s, self.whole, self.dev, self.cpu, self.mem = at_s, whole, dev, cpu, mem
-        self.head, self.use, self.booked = head, use, booked
+        self.head, self.use, self.booked, self.parts = head, use, booked, parts
         self.log: list[IntArray] | None = None
 
     @classmethod
@@ -129,6 +131,7 @@ class State:
             frame.headroom.copy(),
             np.zeros_like(tree.subtree),
             {},
+            {},
         )
 
     def copy(self, at_s: float) -> "State":
@@ -141,6 +144,7 @@ class State:
             self.head.copy(),
             self.use.copy(),
             {b: used.copy() for b, used in self.booked.items()},
+            {b: parts.copy() for b, parts in self.parts.items()},
         )
 
     def charge(
@@ -174,11 +178,48 @@ class State:
 
     def book(self, frame: Frame, charge: Charge, sign: int, bookings: Sequence[int]) -> None:
         """Count what a placing holds of the bookings its team may use."""
+        if not bookings:
+            return
+        is_whole = charge.taken == FULL
+        whole_at = frame.node_of_device[charge.devices[is_whole]]
+        fractions = list(
+            zip(charge.devices[~is_whole].tolist(), charge.taken[~is_whole].tolist(), strict=True)
+        )
         for b in bookings:
             used = self.booked.get(b)
             if used is None:
                 used = self.booked[b] = np.zeros(frame.n_nodes, dtype=np.int64)
-            np.add.at(used, charge.nodes, sign * charge.whole)
+            np.add.at(used, charge.nodes, sign * charge.unnamed)
+            np.add.at(used, whole_at, sign)
+            if fractions:
+                parts = self.parts.setdefault(b, {})
+                for device, steps in fractions:
+                    held = parts.pop(device, 0) + sign * steps
+                    if held:
+                        parts[device] = held
+
+    def own(self, booking: int) -> IntArray:
+        """Flat positions of the devices of which only the teams of a booking hold fractions, in order.
+
+        Such a device counts as one the booking has in use, and what is left of it stays with the booking: as a part
+        of something else, its next team mate would find it gone.
+        """
+        parts = self.parts.get(booking)
+        if not parts:
+            return np.zeros(0, dtype=np.int64)
+        return np.array(
+            sorted(d for d, steps in parts.items() if int(self.dev[d]) + steps >= FULL), dtype=np.int64
+        )
+
+    def in_use(self, frame: Frame, booking: int) -> IntArray:
+        """(n,) devices of each node that a booking's own teams have in use of it."""
+        used = self.booked.get(booking)
+        if used is None:
+            return np.zeros(frame.n_nodes, dtype=np.int64)
+        own = self.own(booking)
+        if len(own):
+            used = used + np.bincount(frame.node_of_device[own], minlength=frame.n_nodes)
+        return used
 
 
 # (order, dev, whole, devices that have less free later): dev and whole by row.
@@ -318,9 +359,22 @@ class Floor:
         least: (whole, cpu, mem, head) over all states, where somebody has kept it.
         is_freer_later: No device that is named, but those in `later`, has less free in a later state than in the first.
         later: Where the devices of the later states lie, where somebody has them in a block.
+        kept: Flat positions of devices that are shared already, by others' bookings.
     """
 
-    __slots__ = ("_dev", "_later", "_shared", "_tightest", "cpu", "head", "mem", "states", "whole", "wholes")
+    __slots__ = (
+        "_dev",
+        "_kept",
+        "_later",
+        "_shared",
+        "_tightest",
+        "cpu",
+        "head",
+        "mem",
+        "states",
+        "whole",
+        "wholes",
+    )
 
     def __init__(
         self,
@@ -330,8 +384,10 @@ class Floor:
         *,
         is_freer_later: bool = False,
         later: Rows | None = None,
+        kept: IntArray | None = None,
     ) -> None:
         first = states[0]
+        self._kept = kept
         self._later = later
         self.states = states
         self._dev: IntArray | None = None
@@ -383,6 +439,8 @@ class Floor:
         """
         if self._shared is None:
             self._shared = self._shareable(frame)
+            if self._kept is not None:
+                self._shared[self._kept] = 0
         return self._shared
 
     def _shareable(self, frame: Frame) -> IntArray:

@@ -100,6 +100,9 @@ def test_what_the_empty_facility_holds_starts_there(scene: Snapshot) -> None:
 @given(scenes(), st.sampled_from([1, 2, 64, None]))
 def test_what_is_started_behind_a_promise_does_not_move_it(scene: Snapshot, depth: int | None) -> None:
     policy = Policy(backfill_depth=depth, explain=False, preemption=False)
+    # An amount is laid on nodes anew in every pass: where it moves, a place behind it may open.
+    bookings = (b if b.nodes else replace(b, n_devices=0) for b in scene.bookings)
+    scene = replace(scene, bookings=tuple(bookings))
     decided = plan(scene, policy)
     gangs = {g.id: g for g in scene.queue}
     started = {s.job_id for s in decided.starts}

@@ -174,6 +174,34 @@ def test_a_booked_amount_is_kept_free_somewhere() -> None:
     assert len(started(decide(snapshot(facility(), *jobs, bookings=(booking,), teams=teams)))) == 1
 
 
+def test_what_a_team_leaves_of_a_booked_device_stays_with_the_booking() -> None:
+    booking = Booking(1, "launch", -5.0, 90.0, kind=0, n_devices=2, teams=frozenset({0}), is_flexible=False)
+    teams = (Team(1, "launch"), Team(2, "other"))
+    where = facility(leaves=[[0]], devices=2)
+    mine, other = (gang(i, 1, 0, share_steps=FULL // 4, team=team) for i, team in ((1, 0), (2, 1)))
+
+    decided = decide(snapshot(where, mine, other, bookings=(booking,), teams=teams))
+    running = (Running(mine, decided.starts[0].placing, 0.0, 60.0),)
+    again = decide(snapshot(where, other, bookings=(booking,), teams=teams, running=running))
+
+    assert started(decided) == [1]
+    assert again.starts == ()
+    assert "reservation" in again.waits[0].blocked_by
+
+
+def test_two_booked_amounts_leave_what_the_first_has_in_use_out_of_the_second() -> None:
+    first = Booking(1, "first", -5.0, 90.0, kind=0, n_devices=1, teams=frozenset({0}), is_flexible=False)
+    second = Booking(2, "second", -5.0, 90.0, kind=0, n_devices=3, is_flexible=False)
+    teams = (Team(1, "first"), Team(2, "other"))
+    running = (holds(gang(9, 1, 1, team=0), (0, (0,)), ends_s=60.0),)
+    where = facility(leaves=[[0]], devices=4)
+
+    for job in (gang(1, 1, 1, team=0), gang(2, 1, 1, team=1)):
+        assert (
+            decide(snapshot(where, job, bookings=(first, second), teams=teams, running=running)).starts == ()
+        )
+
+
 def test_a_job_takes_its_preferred_type_unless_another_ends_it_earlier() -> None:
     kinds = (Kind(1, "slow", speed=1.0), Kind(2, "fast", speed=2.0), Kind(3, "slow too", speed=1.0))
     where = facility(leaves=[[0, 0, 0]], kinds=kinds, node_kinds=[0, 1, 2])
