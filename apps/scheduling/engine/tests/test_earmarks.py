@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.scheduling.engine.checker import check
-from apps.scheduling.engine.facts import Booking, Gang, Plan, Policy, Reserve, Running, Snapshot
+from apps.scheduling.engine.facts import Booking, Gang, Placing, Plan, Policy, Reserve, Running, Snapshot
 from apps.scheduling.engine.planner import plan
 from apps.scheduling.engine.tests.scenes import facility, gang, holds, scenes, snapshot
 from apps.scheduling.engine.tests.test_invariants import DEPTHS, SCENES
@@ -22,6 +22,10 @@ def leaving(job: Gang, *shares: tuple[int, tuple[int, ...]], ends_s: float) -> R
 
 def place(job: Gang, *shares: tuple[int, tuple[int, ...]], at_s: float = 0.0) -> Reserve:
     return Reserve(job.id, at_s, holds(job, *shares).placing)
+
+
+def devices_of(placing: Placing) -> set[tuple[int, int]]:
+    return {(share.node, device) for share in placing for device in share.devices}
 
 
 def planned(scene: Snapshot, policy: Policy = ALWAYS) -> Plan:
@@ -96,7 +100,12 @@ def test_who_is_asked_to_leave_leaves_a_place_that_is_used_once(
         waits_for_others = {evict.for_job_id for evict in decided.evictions} | {
             resize.for_job_id for resize in decided.resizes
         }
-        started = {s.job_id: s for s in decided.starts if s.job_id not in waits_for_others}
+        given_up = {at for one in scene.running if one.gang.id in asked for at in devices_of(one.placing)}
+        started = {
+            s.job_id: s
+            for s in decided.starts
+            if s.job_id not in waits_for_others and given_up.isdisjoint(devices_of(s.placing))
+        }
         for start in decided.starts:
             if start.job_id in started:
                 earmarks.pop(start.job_id, None)
