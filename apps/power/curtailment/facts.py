@@ -154,7 +154,6 @@ class Load:
         checkpoint_s: How long a checkpoint takes to write; inf: it writes none.
         at_risk_s: Work, in seconds, that is lost if it is cut without one.
         restart_s: What the next start spends.
-        rate_without: By number of replicas left, throughput relative to now; empty: it does not shrink.
     """
 
     job_id: int

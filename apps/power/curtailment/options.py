@@ -1,0 +1,114 @@
+"""What may be done with one running job: the levers its tier allows, what each sheds and what each costs."""
+
+from math import inf
+from typing import Final
+
+from apps.power.curtailment.facts import (
+    ALLOWED_LOSS,
+    FIRM,
+    INTERRUPTIBLE,
+    WEIGHT,
+    Candidate,
+    Lever,
+    Load,
+    Option,
+)
+
+MICRO: Final = 10**6
+MILLI: Final = 1000
+STOPS_WITHIN_S: Final = 5.0
+_SLACK: Final = 1e-9  # of a throughput that is exactly at the bound of its tier
+
+
+def candidate_of(
+    load: Load, window_s: float, within_s: float = inf, *, is_emergency: bool = False
+) -> Candidate:
+    """A job with all it may do.
+
+    Args:
+        load: The job.
+        window_s: How long the target will still bind; what is lost counts over it.
+        within_s: Options that take longer are left out.
+        is_emergency: Tiers 1 to 3 may be capped as low as their devices go, tier 4 may be stopped without notice.
+    """
+    options = [Option(Lever.NONE)]
+    if load.tier != FIRM:
+        options.extend(_caps(load, window_s, is_emergency=is_emergency))
+    if load.tier == INTERRUPTIBLE:
+        options.extend(_pauses(load, window_s, is_emergency=is_emergency))
+    timely = [option for option in options if option.takes_s <= within_s]
+    return Candidate(load.job_id, load.tier, load.n_devices, tuple(_worth_while(timely)))
+
+
+def allowed_loss(tier: int, *, is_emergency: bool = False) -> float:
+    """The largest loss of throughput, as a share, that a tier bears."""
+    return 1.0 if is_emergency and tier != FIRM else ALLOWED_LOSS[tier]
+
+
+def _caps(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
+    curve = load.curve
+    bound = 1.0 - allowed_loss(load.tier, is_emergency=is_emergency) - _SLACK
+    found = []
+    for cap in curve.caps():
+        rate = curve.rate(cap, load.draw_w)
+        if rate < bound:
+            break
+        shed_w = load.draw_w - cap * curve.tdp_w
+        if shed_w <= 0:
+            continue  # a cap at or above what it draws anyway sheds nothing
+        lost = round(load.n_devices * (1.0 - rate) * window_s * MILLI)
+        found.append(
+            Option(
+                Lever.CAP,
+                cap=cap,
+                shed_uw=_shed(load, shed_w),
+                cost_ms=round(WEIGHT[load.tier] * lost),
+                lost_ms=lost,
+                takes_s=curve.settle_s,
+            )
+        )
+    return found
+
+
+def _pauses(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
+    shed = _shed(
+        load, load.draw_w - load.curve.idle_w
+    )  # the devices stay powered: what they draw at rest remains
+    found = []
+
+    def add(lever: Lever, takes_s: float, lost_s: float) -> None:
+        lost = round(load.n_devices * (window_s + lost_s + load.restart_s) * MILLI)
+        cost = round(WEIGHT[load.tier] * lost)
+        found.append(Option(lever, shed_uw=shed, cost_ms=cost, lost_ms=lost, takes_s=takes_s))
+
+    if load.checkpoint_s != inf:
+        # The checkpoint stands for the next regular one, which need not be written: its time is not lost twice.
+        add(Lever.PAUSE, load.checkpoint_s, 0.0)
+    elif not is_emergency:
+        add(Lever.PAUSE, 0.0, load.at_risk_s)  # it saves nothing: what it did is done again
+    if is_emergency:
+        add(Lever.STOP, STOPS_WITHIN_S, load.at_risk_s)
+    return found
+
+
+def _shed(load: Load, watts_each: float) -> tuple[tuple[int, int], ...]:
+    each = max(0, round(watts_each * MICRO))
+    return tuple((limit, int(each * n)) for limit, n in sorted(load.devices_under.items()) if n and each)
+
+
+def _worth_while(options: list[Option]) -> list[Option]:
+    """Without those that shed no more anywhere than another one that costs no more."""
+    kept: list[Option] = []
+    for option in options:
+        shed = dict(option.shed_uw)
+        if option.lever is not Lever.NONE and any(
+            other is not option
+            and other.cost_ms <= option.cost_ms
+            and other.takes_s <= option.takes_s
+            and all(dict(other.shed_uw).get(limit, 0) >= watts for limit, watts in shed.items())
+            and (other.cost_ms, other.shed_uw) != (option.cost_ms, option.shed_uw)
+            for other in options
+        ):
+            continue
+        kept.append(option)
+    return kept
