@@ -7,6 +7,7 @@ of one Problem. Names serve sentences alone; of two jobs that are equally good t
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -128,7 +129,7 @@ class Curve:
         points = self.points
         if cap <= points[0][0]:
             return points[0][1]
-        for (low, slow), (high, fast) in zip(points, points[1:], strict=False):
+        for (low, slow), (high, fast) in pairwise(points):
             if cap <= high:
                 return slow + (fast - slow) * (cap - low) / (high - low)
         return 1.0

@@ -17,8 +17,8 @@ from scipy.sparse import csr_array, vstack
 
 from apps.power.curtailment.facts import Curtailment, Problem
 
-EXACT_UP_TO: Final = 500  # candidates with a choice
-MAX_NODES: Final = 20_000
+EXACT_UP_TO: Final = 200  # candidates with a choice
+MAX_NODES: Final = 5_000
 _KILO: Final = 1e9  # microwatts in a kilowatt: numbers near one suit the solver
 
 FloatArray = NDArray[np.float64]
@@ -138,7 +138,7 @@ class _Model:
         return choices
 
     def rows(self) -> tuple[csr_array, FloatArray, csr_array]:
-        """(sheds in kW by limit and column, needs in kW, columns by candidate), limits that ask for nothing left out."""
+        """(sheds in kW by limit and column, needs in kW, columns by candidate); of limits that ask for something."""
         asks = np.flatnonzero(self.needs)
         sheds = csr_array(self.sheds[:, asks].T / _KILO)
         of = np.array([column.candidate for column in self.columns])
@@ -163,7 +163,7 @@ def _exact(model: _Model, margin_kw: float = 0.0) -> Curtailment | None:
     dearest = LinearConstraint(csr_array(costs[None, :] / scale), -np.inf, bound_ms / scale + 1e-9)
     totals = model.sheds.sum(axis=1).astype(np.float64)
     touches = np.ones(n) + totals / (2.0 * max(1.0, float(totals.sum())))
-    second = _search(touches, [reach, single, dearest])
+    second = _search(touches, [reach, single, dearest], proved=False)
     best = first if second is None else second
     choices = model.nothing()
     for i in np.flatnonzero(best > 0.5).tolist():
@@ -174,15 +174,18 @@ def _exact(model: _Model, margin_kw: float = 0.0) -> Curtailment | None:
     return model.answer(_later_first(model, choices), min(bound_ms, float(model.cost(choices))), "exact")
 
 
-def _search(costs: FloatArray, constraints: list[LinearConstraint]) -> FloatArray | None:
+def _search(
+    costs: FloatArray, constraints: list[LinearConstraint], *, proved: bool = True
+) -> FloatArray | None:
+    """The best columns; None where there are none, or where the search ends without the proof that is asked for."""
     found = milp(
         costs,
         integrality=np.ones(len(costs)),
         bounds=Bounds(0, 1),
         constraints=constraints,
-        options={"node_limit": MAX_NODES, "mip_rel_gap": 0.0},
+        options={"node_limit": MAX_NODES if proved else MAX_NODES // 10, "mip_rel_gap": 0.0},
     )
-    return found.x if found.status == 0 and found.x is not None else None
+    return found.x if found.x is not None and (found.status == 0 or not proved) else None
 
 
 def _later_first(model: _Model, choices: list[int]) -> list[int]:

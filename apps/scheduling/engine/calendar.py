@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from apps.scheduling.engine.caps import under_cap
 from apps.scheduling.engine.facts import (
     NONE,
     Booking,
@@ -175,7 +176,7 @@ class Held:
     position: int  # of its charge in what comes; NONE: it is tried, and not there
 
 
-_Charged = tuple[Placing, Shape, tuple[int, bool], Charge]
+_Charged = tuple[Placing, Shape, tuple[int, bool, float], Charge]
 _CHARGED: WeakKeyDictionary[Frame, dict[int, _Charged]] = WeakKeyDictionary()
 
 
@@ -185,10 +186,13 @@ def _charges_of(frame: Frame, tree: QuotaTree, running: Sequence[Running]) -> li
     for one in running:
         gang, placing = one.gang, one.placing
         account = tree.account(gang)
-        counts_at = account, tree.limits_jobs(account)
+        counts_at: tuple[int, bool, float] = account, tree.limits_jobs(account), one.cap
         known = before.get(gang.id)
         if known is None or known[0] is not placing or known[1] is not gang.shape or known[2] != counts_at:
-            known = (placing, gang.shape, counts_at, charge_of(frame, tree, gang, placing))
+            drawing = gang
+            if one.cap < 1.0 and placing:
+                drawing = under_cap(gang, frame.kinds[int(frame.kind[placing[0].node])], one.cap)
+            known = (placing, gang.shape, counts_at, charge_of(frame, tree, drawing, placing))
         now[gang.id] = known
     _CHARGED[frame] = now
     return [now[one.gang.id][-1] for one in running]

@@ -23,6 +23,7 @@ from apps.scheduling.engine.facts import (
     Running,
     Share,
     Snapshot,
+    Start,
 )
 
 SLACK = 1e-6  # relative: watts and cpus are sums of floats here
@@ -44,6 +45,8 @@ class _Checker:
         members = snapshot.members if snapshot.quota_is_checked else ()
         self.limits_of = {(member.team, member.user): member for member in members}
         self._above: dict[int, tuple[int, ...]] = {}
+        self.caps = {r.gang.id: r.cap for r in snapshot.running if r.cap < 1.0}
+        self.caps |= {start.job_id: start.cap for start in plan.starts if start.cap != 1.0}
         evicted = {evict.job_id for evict in plan.evictions}
         resized = {resize.job_id: resize for resize in plan.resizes}
         # What goes on running once the plan is carried out, what is resized left out.
@@ -68,6 +71,7 @@ class _Checker:
         for start in known:
             gang = self.gangs[start.job_id]
             yield from self._ready(gang)
+            yield from self._cap(gang, start)
             yield from self._shape(gang, start.placing)
             yield from self._bookings(gang, start.placing, start.expected_end_s)
             yield from self._data(gang, start.placing)
@@ -96,6 +100,14 @@ class _Checker:
             yield Fault("dependency", gang.id, f"waits for {gang.waits_for[0]}")
         if gang.not_before_s > now_s or gang.retry_s > now_s:
             yield Fault("not_before", gang.id, "starts before its time")
+
+    def _cap(self, gang: Gang, start: Start) -> Iterator[Fault]:
+        if start.cap == 1.0:
+            return
+        rates = dict(self.facility.kinds[start.kind].caps) if start.kind != NONE else {}
+        most_lost = (0.0, 0.1, 0.25, 0.5, 1.0)[gang.tier]
+        if start.cap not in rates or 1.0 - rates[start.cap] > most_lost + SLACK:
+            yield Fault("cap", gang.id, f"is capped at {start.cap:g} of TDP, which its tier does not bear")
 
     def _shape(self, gang: Gang, placing: Placing, *, is_resize: bool = False) -> Iterator[Fault]:
         counts: Counter[int] = Counter()
@@ -387,6 +399,7 @@ class _Checker:
         ask = gang.shape.asks[share_group]
         kind = self.facility.kinds[int(self.facility.kind[node])]
         peak = kind.tdp_w if ask.peak_w is None else min(ask.peak_w, kind.tdp_w)
+        peak = min(peak, self.caps.get(gang.id, 1.0) * kind.tdp_w)
         return max(0.0, peak - kind.idle_w) * (ask.devices or ask.share_steps / SHARE_STEPS)
 
     def _load_above_idle(self, placed: Iterable[tuple[Gang, Placing]]) -> dict[int, float]:

@@ -33,6 +33,9 @@ class Kind:
     tdp_w: float = 0.0
     idle_w: float = 0.0
     speed: float = 1.0
+    caps: tuple[
+        tuple[float, float], ...
+    ] = ()  # (share of TDP, throughput) it can be set to, the highest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ class Gang:
         tuple[int, float], ...
     ] = ()  # (replicas, throughput relative to the preferred size), rising;
     # empty: in proportion to the replicas
+
+    tier: int = 0  # 0 bears no loss of throughput, 4 any; see caps
 
     @property
     def is_elastic(self) -> bool:

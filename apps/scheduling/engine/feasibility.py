@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.scheduling.engine.caps import caps_of, under_cap
 from apps.scheduling.engine.explain import _devices, _watts, spread_words
 from apps.scheduling.engine.facts import NONE, Facility, Gang, Impossible, Policy, Snapshot, Team
 from apps.scheduling.engine.placement import total_steps
@@ -38,6 +39,11 @@ def prove_impossible(facility: Facility, teams: Sequence[Team], gang: Gang) -> I
 
     if n and fits():
         return None
+    for kind in walk.kinds(alone.shape) if n else ():
+        if steps := caps_of(alone, walk.frame.kinds[kind]):
+            capped = under_cap(alone, walk.frame.kinds[kind], steps[-1][0])
+            if walk.fit(walk.least(capped), kind, walk.calendar.now, inf, named=False) is not None:
+                return None
     return _proof(
         walk,
         alone,

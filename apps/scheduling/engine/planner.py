@@ -18,6 +18,7 @@ import numpy as np
 
 from apps.scheduling.engine import explain
 from apps.scheduling.engine.calendar import OVERDUE_S, Calendar, Promise, Window
+from apps.scheduling.engine.caps import caps_of, under_cap
 from apps.scheduling.engine.data import Data
 from apps.scheduling.engine.facts import (
     NONE,
@@ -106,13 +107,14 @@ class Offer:
     found: Found
     start_s: float
     end_s: float
+    cap: float = 1.0
 
 
 def class_of(gang: Gang, account: int) -> tuple[object, ...]:
     """What decides where a job may start, and whom it may evict, its limit aside: of two that are equal in it, the
     longer does not start where the shorter cannot."""
     work_s = gang.work_s if gang.limit_s == inf else inf
-    return id(gang.shape), account, gang.priority, gang.datasets, work_s
+    return id(gang.shape), account, gang.priority, gang.datasets, work_s, gang.tier
 
 
 def _any_devices(gang: Gang, placing: Placing) -> Placing:
@@ -138,6 +140,7 @@ class Pass:
         self.evictions: list[Evict] = []
         self.resizes: list[Resize] = []
         self.stages: dict[tuple[int, int], Stage] = {}
+        self._capped_shapes: dict[tuple[int, int, float], Shape] = {}
         self.promised: dict[int, Promise] = {}  # by waiting job, as it stands in the calendar
         self.data = Data(snapshot)
         self.sizer = Sizer()
@@ -802,12 +805,58 @@ class Pass:
             offers.append((self._pace(gang, found), added, preference, Offer(found, self.now_s, end_s)))
         self._by_choice = False
         if not offers:
-            return None
+            return self._capped(gang, kinds, only_kind)
         pace, _, preference, best = min(offers, key=lambda offer: offer[:3])
         if missing and only_kind is None and self._waits_for_better(gang, missing, kinds, pace, preference):
             self._by_choice = True
             return None
         return best
+
+    def _capped(self, gang: Gang, kinds: tuple[int, ...], only_kind: int | None) -> Offer | None:
+        """A place now under the highest power cap that fits and that the tier bears, where full power does not."""
+        if not gang.tier or not self.frame.has_limits:
+            return None
+        for kind in kinds:
+            steps = caps_of(gang, self.frame.kinds[kind]) if only_kind in (None, kind) else ()
+            low, high, best = 0, len(steps), None
+            while low < high:  # the first is the deepest cap: where that does not fit none does
+                middle = high - 1 if best is None else (low + high) // 2
+                cap, rate = steps[middle]
+                offer = self._under(gang, kind, cap, rate)
+                if offer is None:
+                    if best is None:
+                        break
+                    low = middle + 1
+                else:
+                    high, best = middle, offer
+            if best is not None:
+                return best
+        return None
+
+    def _under(self, gang: Gang, kind: int, cap: float, rate: float) -> Offer | None:
+        capped = self._capped_gang(gang, kind, cap)
+        least = self.least(capped)
+        duration = self.duration_s(least, kind)
+        if gang.limit_s == inf:
+            duration /= rate
+        if self._is_hopeless(least, kind, duration):
+            return None
+        found = self._largest(capped, least, kind, duration)
+        if found is None:
+            self._remember(least, kind, duration)
+            return None
+        end_s = self._exact_end_s(capped, found, self.now_s)
+        if gang.limit_s == inf:
+            end_s = self.now_s + (end_s - self.now_s) / rate
+        return Offer(found, self.now_s, end_s, cap)
+
+    def _capped_gang(self, gang: Gang, kind: int, cap: float) -> Gang:
+        """The gang under a cap; gangs of one shape share the shape they have then."""
+        key = (id(gang.shape), kind, cap)
+        shape = self._capped_shapes.get(key)
+        if shape is None:
+            shape = self._capped_shapes[key] = under_cap(gang, self.frame.kinds[kind], cap).shape
+        return replace(gang, shape=shape)
 
     def _as_promised(self, gang: Gang, reserve: Reserve) -> Offer | None:
         """The place that the gang was promised, if its time has come: it lasts there no longer than was counted on.
@@ -874,7 +923,8 @@ class Pass:
 
     def _start(self, gang: Gang, offer: Offer) -> None:
         placing = offer.found.placing
-        charge = charge_of(self.frame, self.tree, gang, placing)
+        drawing = gang if offer.cap == 1.0 else self._capped_gang(gang, offer.found.kind, offer.cap)
+        charge = charge_of(self.frame, self.tree, drawing, placing)
         self.calendar.start(gang, charge, offer.end_s)
         if gang.array != NONE:
             self.running_of_array[gang.array] = self.running_of_array.get(gang.array, 0) + 1
@@ -885,7 +935,7 @@ class Pass:
             "n_nodes": len(nodes),
             "backfilled": self.n_promises > 0,
         }
-        self.starts.append(Start(gang.id, placing, kind, offer.end_s, 1.0, why))
+        self.starts.append(Start(gang.id, placing, kind, offer.end_s, offer.cap, why))
         if kind != NONE and self.tree.borrows(self.calendar.now.use, gang.team, kind):
             self.borrowing.add(gang.team)
         if gang.is_elastic and self.policy.resizing and self.policy.resize_dwell_s > 0:

@@ -277,7 +277,7 @@ class Preemptor:
     def _replicas(self, running: Running) -> list[Item]:
         """Replicas that an elastic job can lose, those on nodes where it has fewest first."""
         gang = running.gang
-        if not gang.is_elastic or not self.walk.policy.resizing:
+        if not gang.is_elastic or running.cap < 1.0 or not self.walk.policy.resizing:
             return []
         items: list[Item] = []
         sizes = sizes_of(gang, running.placing)

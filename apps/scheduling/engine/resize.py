@@ -27,7 +27,7 @@ def grow(walk: Pass) -> None:
     candidates: list[tuple[tuple[object, ...], Running]] = []
     for running in walk.snapshot.running:
         gang = running.gang
-        if not gang.is_elastic or running.is_leaving or gang.id in walk.gone:
+        if not gang.is_elastic or running.cap < 1.0 or running.is_leaving or gang.id in walk.gone:
             continue
         sizes = sizes_of(gang, running.placing)
         if all(n >= ask.most for n, ask in zip(sizes, gang.shape.asks, strict=True)):

@@ -103,7 +103,7 @@ def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
     n = sum(len(leaf) for leaf in leaves)
     devices = draw(st.sampled_from([1, 2, 4]))
     kinds = (
-        Kind(1, "A", 40.0, 400.0, 40.0, 1.0),
+        Kind(1, "A", 40.0, 400.0, 40.0, 1.0, draw(st.sampled_from([(), ((0.75, 0.9), (0.5, 0.63))]))),
         Kind(2, "B", 80.0, 700.0, 70.0, draw(st.sampled_from([1.0, 2.0]))),
     )
     limits = draw(
@@ -149,7 +149,7 @@ def _after_a_pass(draw: st.DrawFn, scene: Snapshot) -> Snapshot:
     gangs = {g.id: g for g in scene.queue}
     now_s = draw(st.sampled_from([0.0, 5.0, 30.0]))
     running = tuple(
-        Running(gangs[s.job_id], s.placing, 0.0, s.expected_end_s)
+        Running(gangs[s.job_id], s.placing, 0.0, s.expected_end_s, s.cap)
         for s in first.starts
         if s.expected_end_s > now_s
     )
@@ -224,5 +224,6 @@ def _gang(draw: st.DrawFn, id: int, n_teams: int, n_bookings: int) -> Gang:
         priority=draw(st.sampled_from([0, 0, 5])),
         submitted_s=draw(st.sampled_from([-3.0, -2.0, -1.0])),
         is_held=draw(st.sampled_from([False] * 9 + [True])),
+        tier=draw(st.sampled_from([0, 0, 0, 2, 4])),
         reservation=draw(st.sampled_from([NONE] * 6 + list(range(n_bookings)))),
     )

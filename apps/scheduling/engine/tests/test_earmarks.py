@@ -111,7 +111,9 @@ def test_who_is_asked_to_leave_leaves_a_place_that_is_used_once(
                 earmarks.pop(start.job_id, None)
             else:
                 earmarks[start.job_id] = Reserve(start.job_id, scene.now_s, start.placing)
-        running = [Running(gangs[i], s.placing, scene.now_s, s.expected_end_s) for i, s in started.items()]
+        running = [
+            Running(gangs[i], s.placing, scene.now_s, s.expected_end_s, s.cap) for i, s in started.items()
+        ]
         for one in scene.running:
             if one.gang.id in asked:
                 one = replace(one, is_leaving=True, ends_s=min(one.ends_s, scene.now_s + grace_s))

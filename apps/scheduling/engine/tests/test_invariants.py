@@ -106,7 +106,9 @@ def test_what_is_started_behind_a_promise_does_not_move_it(scene: Snapshot, dept
     decided = plan(scene, policy)
     gangs = {g.id: g for g in scene.queue}
     started = {s.job_id for s in decided.starts}
-    now = tuple(Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts)
+    now = tuple(
+        Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s, s.cap) for s in decided.starts
+    )
     again = plan(
         replace(
             scene, running=scene.running + now, queue=tuple(g for g in scene.queue if g.id not in started)
@@ -151,7 +153,7 @@ def test_a_queue_drains_and_use_returns_to_nothing(scene: Snapshot, depth: int |
         decided = plan(scene, policy)
         gangs = {g.id: g for g in scene.queue}
         now = tuple(
-            Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts
+            Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s, s.cap) for s in decided.starts
         )
         running = (*scene.running, *now)
         queue = tuple(g for g in scene.queue if g.id not in {r.gang.id for r in now})

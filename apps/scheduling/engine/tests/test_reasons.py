@@ -16,7 +16,9 @@ from apps.scheduling.engine.tests.test_invariants import DEPTHS, SCENES
 def after(scene: Snapshot, decided: Plan) -> Snapshot:
     """The scene as the pass leaves it: what started runs, what was promised stays promised."""
     gangs = {gang.id: gang for gang in scene.queue}
-    begun = tuple(Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s) for s in decided.starts)
+    begun = tuple(
+        Running(gangs[s.job_id], s.placing, scene.now_s, s.expected_end_s, s.cap) for s in decided.starts
+    )
     started = {start.job_id for start in decided.starts}
     return replace(
         scene,
