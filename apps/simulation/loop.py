@@ -46,7 +46,15 @@ from apps.simulation.losses import DRAINED, FAILED, RESERVED, USABLE, Ledger
 from apps.simulation.meter import PowerMeter
 from apps.simulation.replay.heap import Agenda, exact, plain
 from apps.simulation.replay.progress import Attempt, Split, declared_work_s
-from apps.simulation.scenario import Cancel, NodeEvent, SetPowerLimit, SetQuota
+from apps.simulation.response import Response
+from apps.simulation.scenario import (
+    Cancel,
+    CancelDemandResponse,
+    DemandResponse,
+    NodeEvent,
+    SetPowerLimit,
+    SetQuota,
+)
 from apps.simulation.world import Begun, SimJob, World, entitlement_of
 
 Line = dict[str, Any]
@@ -120,13 +128,27 @@ class Pass:
     pass
 
 
-Item = End | Submit | Happening | Boundary | Arrival | Pass
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Something is due in answer to a power event."""
+
+
+Item = End | Submit | Happening | Boundary | Arrival | Pass | Wake
 
 # Of events at one instant those that take away come before those that give back.
 _EVENT_ORDER: Final = {
     name: place
     for place, name in enumerate(
-        ("cancel", "set_quota", "set_power_limit", "node_fail", "node_drain", "node_recover")
+        (
+            "cancel",
+            "set_quota",
+            "set_power_limit",
+            "node_fail",
+            "node_drain",
+            "demand_response",
+            "cancel_demand_response",
+            "node_recover",
+        )
     )
 }
 
@@ -156,7 +178,12 @@ class Life:
     ends: float = inf  # as the planner is told
     placing: Placing = ()
     speed: Fraction = Fraction(1)  # of its slowest member
-    unsaved: list[tuple[Placing, Fraction, Split]] = field(default_factory=list)  # of sizes it had before
+    cap: float = 1.0  # share of TDP its devices may draw; 0: it is paused
+    own_cap: float = 1.0  # the cap it started under, because no more fitted
+    capped_rate: Fraction = Fraction(1)  # what the cap leaves of its throughput
+    unsaved: list[tuple[Placing, Fraction, Fraction, Split]] = field(
+        default_factory=list
+    )  # of sizes it had before
     kind: int = NONE
     first_start: Fraction | None = None
     eligible: Fraction | None = None  # when its dependencies had ended well
@@ -184,6 +211,7 @@ class Outcome:
     meter: PowerMeter
     plan_seconds: list[float]
     free: FreeMeter
+    dr: dict[str, Any] = field(default_factory=dict)
 
 
 class Simulation:
@@ -215,6 +243,7 @@ class Simulation:
         self.meter = PowerMeter(self.facility)
         self.free = FreeMeter(self.facility, [job.gang for job in world.jobs])
         self.policy_row = world.scenario.policy
+        self.response = Response(self)
         self.plan_seconds: list[float] = []
         self.last = ZERO  # when something happened last
         self.is_changed = False
@@ -226,7 +255,7 @@ class Simulation:
         self._booked_nodes = [frozenset(booking.nodes) for booking in world.bookings]
         self._built_limits = [domain.limit_w for domain in self.facility.domains]
         self._roomiest = self.facility
-        self._proofs: dict[tuple[int, int], Impossible | None] = {}
+        self._proofs: dict[tuple[int, int, int], Impossible | None] = {}
         self.datasets: list[Dataset] = list(world.datasets)
         self._promises: tuple[Reserve, ...] = ()
         self._gave_back = False  # something ended before it was expected to, since the last pass
@@ -262,15 +291,25 @@ class Simulation:
         horizon = self.last if until is None else exact(until)
         self._settle_running(horizon)
         return Outcome(
-            self.world, self.lines, self.lives, horizon, self.ledger, self.meter, self.plan_seconds, self.free
+            self.world,
+            self.lines,
+            self.lives,
+            horizon,
+            self.ledger,
+            self.meter,
+            self.plan_seconds,
+            self.free,
+            self.response.report(),
         )
 
     def _instant(self) -> None:
         items = self.agenda.take_instant()
         self.ledger.pass_time(self.agenda.now)
+        self.response.pass_time()
         self.meter.instant_over()
         for item in items:
             self._happen(item)
+        self.response.act()
         if self.is_changed and self._may_plan_now():
             self.is_changed = False
             self._plan()
@@ -299,7 +338,7 @@ class Simulation:
                 self._boundary(item)
             case Arrival():
                 self._arrive(item)
-            case Pass():
+            case Pass() | Wake():
                 self.is_changed = True
 
     def _may_plan_now(self) -> bool:
@@ -371,7 +410,7 @@ class Simulation:
 
     def _prove_impossible(self, gang: Gang) -> Impossible | None:
         # Jobs of one shape fit or fail together; the answer changes with the facility alone.
-        key = (id(self._roomiest), id(gang.shape))
+        key = (id(self._roomiest), id(gang.shape), gang.tier)
         if key not in self._proofs:
             self._proofs[key] = self.engine.prove_impossible(self._roomiest, self.teams, gang)
         return self._proofs[key]
@@ -402,10 +441,12 @@ class Simulation:
         is_first = life.n_attempts == 0
         restart_s = ZERO if is_first or job.saving is None else job.saving.restart_s
         life.speed = self._speed(start.placing)
-        pace = life.speed * self._rate(job, start.placing)
+        life.kind, life.cap, life.own_cap = start.kind, start.cap, start.cap
+        life.capped_rate = self.rate_under(life, start.cap)
+        pace = life.speed * life.capped_rate * self._rate(job, start.placing)
         life.attempt = Attempt(job.runtime - life.done_s, pace, restart_s, job.saving)
         life.n_attempts += 1
-        life.state, life.started, life.sized, life.kind = "running", now, now, start.kind
+        life.state, life.started, life.sized = "running", now, now
         life.since = max(now, self._data_arrives(life.gang, start.placing))
         life.code = life.reason = life.promised = None
         if is_first:
@@ -437,9 +478,78 @@ class Simulation:
         life.n_turns += 1
         self.agenda.put(ends, (Rank.END, job.index), End(job.index, life.n_turns))
         life.ends = float(ends if job.limit is None else life.since + job.limit - life.ran_s)
-        self.running[job.index] = Running(
-            life.gang, life.placing, float(life.started), life.ends, sized_s=float(life.sized)
+        self.tell(life)
+
+    def tell(self, life: Life) -> None:
+        """Tell the planner what the job holds, until when, and what it may come to draw."""
+        cap = self.response.cap_to_count(life)
+        self.running[life.job.index] = Running(
+            life.gang, life.placing, float(life.started), life.ends, cap, sized_s=float(life.sized)
         )
+
+    def rate_under(self, life: Life, cap: float) -> Fraction:
+        """What a cap leaves of a job's throughput."""
+        if life.kind == NONE or cap >= 1.0:
+            return Fraction(1)
+        curve = self.world.curves[life.kind]
+        return exact(curve.rate(cap, self.response.natural_w(life)))
+
+    def set_cap(self, life: Life, cap: float) -> None:
+        """A running job goes on under another cap, from now on."""
+        assert life.attempt is not None
+        now = self.agenda.now
+        self._settle_turn(life, now, is_lost=False, is_over=False)
+        self._draw(life, cap)
+        life.capped_rate = self.rate_under(life, cap)
+        pace = life.speed * life.capped_rate * self._rate(life.job, life.placing)
+        life.attempt = life.attempt.after(max(ZERO, now - life.since), pace)
+        life.since, life.sized = max(now, life.since), now
+        self._expect_end(life)
+        self._touch()
+        self._say("cap", life.job, power_cap=_number(cap))
+
+    def begin_saving(self, life: Life, cost: Fraction) -> None:
+        """A running job writes a checkpoint now, so that it can pause when that is done."""
+        assert life.attempt is not None
+        now = self.agenda.now
+        self._settle_turn(life, now, is_lost=False, is_over=False)
+        goes_on = life.attempt.after(max(ZERO, now - life.since), life.attempt.pace)
+        life.attempt = replace(goes_on, writing_s=cost, into_s=ZERO, saves_first=True)
+        life.since, life.sized = max(now, life.since), now
+        self._expect_end(life)
+        self._touch()
+
+    def pause(self, life: Life, event: str) -> None:
+        """A job stops working and keeps its devices, which then draw what they draw at rest."""
+        now = self.agenda.now
+        lost = self._settle_turn(life, now, is_lost=True, is_over=True)
+        self._draw(life, 0.0)
+        life.attempt, life.state, life.since = None, "paused", now
+        life.n_turns += 1
+        life.ends = inf
+        self.tell(life)
+        self._touch()
+        self._say("pause", life.job, **{"for": {"event": event}}, lost_s=plain(lost))
+
+    def resume(self, life: Life, cap: float) -> None:
+        """A paused job goes on where it left off, on the devices that were kept for it."""
+        now, job = self.agenda.now, life.job
+        self.ledger.paused(life.placing, now - life.since)
+        restart_s = ZERO if job.saving is None else job.saving.restart_s
+        self._draw(life, cap)
+        life.capped_rate = self.rate_under(life, cap)
+        pace = life.speed * life.capped_rate * self._rate(job, life.placing)
+        life.attempt = Attempt(job.runtime - life.done_s, pace, restart_s, job.saving)
+        life.state, life.since, life.started, life.sized = "running", now, now, now
+        life.n_attempts += 1
+        self._expect_end(life)
+        self._touch()
+        self._say("resume", job, placement=self.placement(job, life.placing), power_cap=_number(cap))
+
+    def _draw(self, life: Life, cap: float) -> None:
+        self.meter.job(life.job, life.placing, self.agenda.now, -1, life.cap)
+        life.cap = cap
+        self.meter.job(life.job, life.placing, self.agenda.now, 1, cap)
 
     def _speed(self, placing: Placing) -> Fraction:
         """Speed of the slowest member."""
@@ -474,7 +584,7 @@ class Simulation:
                 continue
             self.ledger.hold(old, sign)
             self.free.hold(job.gang, old, sign)
-            self.meter.job(job, old, now, sign)
+            self.meter.job(job, old, now, sign, life.cap)
             if has_quota:
                 self.use.change(job.gang.team, life.kind, sign * _steps(old), self.agenda.now_s)
         for share in life.placing:
@@ -505,8 +615,8 @@ class Simulation:
         saved_at = attempt.saved_at_s(elapsed)
         is_kept = saved_at is not None or (is_over and not is_lost)
         if is_kept or is_over:
-            for placing, speed, split in life.unsaved:
-                self.ledger.attempt(placing, speed, split if is_kept else _lost(split))
+            for placing, speed, rate, split in life.unsaved:
+                self.ledger.attempt(placing, speed, rate, split if is_kept else _lost(split))
                 if not is_kept:
                     life.lost_step_s += split.total_s * _steps(placing)
             life.unsaved.clear()
@@ -516,8 +626,8 @@ class Simulation:
         else:
             split = attempt.split(saved_at or ZERO, is_lost=False)
             rest = attempt.split(elapsed, is_lost=False) - split
-            life.unsaved.append((life.placing, life.speed, rest))
-        self.ledger.attempt(life.placing, life.speed, split)
+            life.unsaved.append((life.placing, life.speed, life.capped_rate, rest))
+        self.ledger.attempt(life.placing, life.speed, life.capped_rate, split)
         life.ran_s += elapsed
         life.done_s += attempt.saved_work_s(elapsed)
         if not is_lost:
@@ -529,8 +639,13 @@ class Simulation:
     def _release(self, life: Life, *, is_lost: bool) -> Fraction:
         """Take a job off its devices; returns the running time that is lost."""
         now = self.agenda.now
-        lost = self._settle_turn(life, now, is_lost=is_lost, is_over=True)
+        if life.attempt is None:  # it is paused, and all it did is counted
+            self.ledger.paused(life.placing, now - life.since)
+            lost = ZERO
+        else:
+            lost = self._settle_turn(life, now, is_lost=is_lost, is_over=True)
         self._hold(life, ())
+        self.response.forget(life)
         del self.running[life.job.index]
         self._gave_back |= float(now) < life.ends
         life.attempt = None
@@ -571,7 +686,7 @@ class Simulation:
         assert life.attempt is not None
         self._settle_turn(life, now, is_lost=False, is_over=False)
         speed = self._speed(resize.placing)
-        pace = speed * self._rate(life.job, resize.placing)
+        pace = speed * life.capped_rate * self._rate(life.job, resize.placing)
         life.attempt = life.attempt.resized(max(ZERO, now - life.since), pace)
         life.speed, life.sized = speed, now
         self._hold(life, resize.placing)
@@ -619,9 +734,9 @@ class Simulation:
         return arrives
 
     def _cancel(self, life: Life, **why: Any) -> None:
-        if life.state not in ("pending", "queued", "running"):
+        if life.state not in ("pending", "queued", "running", "paused"):
             return
-        if life.state == "running":
+        if life.state in ("running", "paused"):
             self._release(life, is_lost=False)
         self.queue.pop(life.job.index, None)
         self._touch()
@@ -682,8 +797,10 @@ class Simulation:
                 else:
                     self._recover(node)
                 self._restate(node)
-            case _:
-                raise AssertionError(f"{event.type} is refused before a simulation begins")
+            case DemandResponse():
+                self.response.announce(event)
+            case CancelDemandResponse():
+                self.response.cancel(event.name)
 
     def _set_power_limit(self, domain: int, limit_w: float | None) -> None:
         limit = inf if limit_w is None else limit_w
@@ -751,7 +868,7 @@ class Simulation:
             )
         return Snapshot(
             now_s=now_s,
-            facility=self.facility,
+            facility=self.response.limited(self.facility),
             is_usable=self._is_usable(),
             is_failed=self.is_failed.copy(),
             running=tuple(self._at_risk(running) for running in self.running.values()),
@@ -787,7 +904,8 @@ class Simulation:
         if not self._evicts or (gang.saving is None and not gang.datasets):
             return running  # all it ran, as the planner takes it
         life = self.lives[gang.id]
-        assert life.attempt is not None
+        if life.attempt is None:
+            return replace(running, at_risk_s=0.0)
         elapsed = max(ZERO, self.agenda.now - life.since)
         return replace(running, at_risk_s=float(life.attempt.lost_s(elapsed)))
 
@@ -869,7 +987,10 @@ class Simulation:
         """Count what running jobs did up to the end of the simulation."""
         for index in self.running:
             life = self.lives[index]
-            self._settle_turn(life, horizon, is_lost=False, is_over=True)
+            if life.attempt is None:
+                self.ledger.paused(life.placing, horizon - life.since)
+            else:
+                self._settle_turn(life, horizon, is_lost=False, is_over=True)
 
 
 def _steps(placing: Placing) -> int:

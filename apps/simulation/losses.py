@@ -1,8 +1,9 @@
 """Where the device-seconds go: every one of them into exactly one bucket.
 
 Devices that a job holds are split by what the job did: `productive`, `starting` (restart), `checkpoint`, `rework`
-(cut before it was saved) and `straggling` (the slowest member set the pace). What a job did until it was cancelled
-or timed out counts as productive: the device did what it was asked.
+(cut before it was saved), `straggling` (the slowest member set the pace), `curtailed` (a power cap did) and `paused`
+(kept for a job that paused). What a job did until it was cancelled or timed out counts as productive: the device did
+what it was asked.
 
 Devices that nobody holds are split by the state of their node first: `failed` (cooling down included), `drained`,
 `reserved` (an open reservation that nobody uses). What is left could be used, so the queue is asked, in its order:
@@ -33,6 +34,8 @@ BUCKETS: Final = (
     "rework",
     "staging",
     "straggling",
+    "curtailed",
+    "paused",
     "power",
     "held",
     "fragmentation",
@@ -89,14 +92,20 @@ class Ledger:
         self._state[node] = state
         self._free[state][kind] += free
 
-    def attempt(self, placing: Placing, speed: Fraction, split: Split) -> None:
-        """A part of an attempt is over (or the simulation is): count what its devices did, at the slowest's speed."""
+    def attempt(self, placing: Placing, speed: Fraction, rate: Fraction, split: Split) -> None:
+        """A part of an attempt is over (or the simulation is): count what its devices did.
+
+        Args:
+            speed: Of the slowest member.
+            rate: What a power cap left of that.
+        """
         n_steps = straggling = Fraction(0)
         for share in placing:
             steps = share.share_steps * len(share.devices)
             n_steps += steps
             straggling += steps * (1 - speed / self._nominal[share.node])
-        self._total["productive"] += split.work_s * (n_steps - straggling)
+        self._total["productive"] += split.work_s * (n_steps - straggling) * rate
+        self._total["curtailed"] += split.work_s * (n_steps - straggling) * (1 - rate)
         self._total["straggling"] += split.work_s * straggling
         self._total["starting"] += split.starting_s * n_steps
         self._total["checkpoint"] += split.checkpoint_s * n_steps
@@ -105,6 +114,10 @@ class Ledger:
     def staging(self, placing: Placing, seconds: Fraction) -> None:
         """Devices were held while data was on its way."""
         self._total["staging"] += seconds * sum(share.share_steps * len(share.devices) for share in placing)
+
+    def paused(self, placing: Placing, seconds: Fraction) -> None:
+        """Devices were kept for a job that paused."""
+        self._total["paused"] += seconds * sum(share.share_steps * len(share.devices) for share in placing)
 
     # -- time ---------------------------------------------------------------------------------------
 

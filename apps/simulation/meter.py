@@ -77,18 +77,29 @@ class PowerMeter:
     def node_up(self, node: int, now: Fraction) -> None:
         self._add([(node, self._base[node])], now)
 
-    def job(self, job: SimJob, placing: Placing, now: Fraction, sign: int) -> None:
-        """Add a job's draw beyond rest (sign 1) or take it away (-1)."""
+    def job(self, job: SimJob, placing: Placing, now: Fraction, sign: int, cap: float = 1.0) -> None:
+        """Add a job's draw beyond rest under a cap (sign 1) or take it away (-1); a cap of 0 is a pause."""
+        if not cap:
+            return
         asks = job.gang.shape.asks
         changes: list[tuple[int, int]] = []
         for share in placing:
             kind = self._kind[share.node]
             tdp_w = self._tdp[kind]
             power_w = asks[share.group].power_w
-            load = _units(tdp_w if power_w is None else min(power_w, tdp_w))
+            load = _units(min(cap * tdp_w, tdp_w if power_w is None else power_w))
             extra = (load - self._rest[kind]) * share.share_steps // SHARE_STEPS
             changes.append((share.node, sign * extra * len(share.devices)))
         self._add(changes, now)
+
+    def energy(self, domain: int, now: Fraction) -> Fraction:
+        """IT energy of a domain so far, in watt-seconds."""
+        self._settle(domain, now)
+        return self._energy[domain] / UNIT_W
+
+    def draw_w(self, domain: int) -> float:
+        """What a domain draws now as IT load."""
+        return self.draw[domain] / UNIT_W
 
     def report(self, now: Fraction) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Peak in W and energy in Wh by domain; a facility's at its meter."""

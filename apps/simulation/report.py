@@ -88,7 +88,7 @@ def _metrics(outcome: Outcome) -> dict[str, Any]:
         "lost_device_hours": float(lost / SHARE_STEPS / 3600),
         "peak_power_w": peak_w,
         "energy_wh": energy_wh,
-        "dr": {},
+        "dr": outcome.dr,
         "fragmentation": outcome.free.report(outcome.horizon),
     }
 

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from apps.jobs.spec import Asks, ScenarioJob
+from apps.power.curtailment.facts import Curve
 from apps.scheduling.engine.facts import (
     NONE,
     Ask,
@@ -85,6 +86,7 @@ class World:
     events: tuple[EventRow, ...]  # in canonical order
     policy: Policy
     has_teams: bool
+    curves: tuple[Curve, ...]  # by kind
 
 
 def build_world(scenario: Scenario) -> World:
@@ -121,6 +123,7 @@ def build_world(scenario: Scenario) -> World:
         events=tuple(scenario.events[row] for row in order.events),
         policy=policy_of(scenario),
         has_teams=bool(scenario.teams),
+        curves=curves_of(scenario, order),
     )
 
 
@@ -177,11 +180,20 @@ def _facility(
     def floats(values: list[float | None]) -> np.ndarray:
         return np.array([inf if value is None else value for value in values], dtype=np.float64)
 
+    types = [scenario.types[row] for row in order.types]
     names_of: dict[int, list[str]] = {}
     return Facility(
         kinds=tuple(
-            Kind(position, kind.name, kind.memory_gib, kind.tdp_w, kind.rest_w, kind.speed)
-            for position, kind in enumerate(scenario.types[row] for row in order.types)
+            Kind(
+                position,
+                kind.name,
+                kind.memory_gib,
+                kind.tdp_w,
+                kind.rest_w,
+                kind.speed,
+                caps_of_curve(curve),
+            )
+            for position, (kind, curve) in enumerate(zip(types, curves_of(scenario, order), strict=True))
         ),
         domains=tuple(domains),
         node_id=np.arange(len(rows), dtype=np.int64),
@@ -201,6 +213,25 @@ def _facility(
         speed=floats([row.speed for row in rows]),
         cluster=np.zeros(len(rows), dtype=np.int64),
     )
+
+
+def curves_of(scenario: Scenario, order: CanonicalOrder) -> tuple[Curve, ...]:
+    """Throughput by power cap of each accelerator type, in the engine's order."""
+    return tuple(
+        Curve(
+            tdp_w=kind.tdp_w,
+            idle_w=kind.rest_w,
+            points=tuple((cap, rate) for cap, rate in kind.power_curve),
+            step_w=kind.tdp_w / 100 if kind.cap_step_w is None else kind.cap_step_w,
+            settle_s=kind.cap_settle_s,
+        )
+        for kind in (scenario.types[row] for row in order.types)
+    )
+
+
+def caps_of_curve(curve: Curve) -> tuple[tuple[float, float], ...]:
+    """Every cap that devices can be set to with what it leaves of the throughput, the highest first."""
+    return tuple((cap, curve.rate(cap, curve.tdp_w)) for cap in curve.caps())
 
 
 def _by_kind(quota: Mapping[str, int], kind_at: Mapping[str, int]) -> dict[int, int]:
@@ -322,6 +353,7 @@ def _jobs(
             saving=_gang_saving(row),
             datasets=tuple(sorted({dataset_at[name] for name in row.datasets})),
             scaling=tuple((int(n), rate) for n, rate in row.scaling or ()),
+            tier=row.flexibility,
         )
         job_paces = paces_of(asks[0].kinds, row.n_devices > 0)
         if saving is not None and row.time_limit is None:

@@ -1,0 +1,756 @@
+"""Demand response in virtual time: what is asked, who draws less for it, and how the load comes back.
+
+A target binds from `start` to `end`; of several the strictest holds. What is done is decided by the curtailment
+optimiser just in time: each lever as late as it can be used and still be in force when the target binds. What takes
+longer than the notice is begun at once, others bridge the time until it is in force. Sheds come before releases.
+Afterwards the load rises no faster than the domain's ramp, the firmest tier first, and for a while not above the
+rebound limit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from apps.power.curtailment.facts import (
+    FIRM,
+    INTERRUPTIBLE,
+    Candidate,
+    Curtailment,
+    Lever,
+    Limit,
+    Load,
+    Option,
+    Problem,
+)
+from apps.power.curtailment.options import allowed_loss, candidate_of
+from apps.power.curtailment.solve import solve
+from apps.scheduling.engine.facts import NONE, Domain, Facility
+from apps.simulation.replay.heap import exact, plain
+from apps.simulation.scenario import DemandResponse
+from apps.simulation.world import power_children
+
+if TYPE_CHECKING:
+    from apps.simulation.loop import Life, Simulation
+
+ZERO: Final = Fraction(0)
+MEASURED_S: Final = Fraction(900)  # the reference is the mean of so long before notice
+MINUTE_S: Final = Fraction(60)
+CLOSE_W: Final = 1e-6
+
+
+@dataclass
+class Event:
+    """One power event and where it stands; loads are IT unless they say meter."""
+
+    row: DemandResponse
+    domain: int
+    start: Fraction
+    end: Fraction
+    reference_w: float = 0.0  # at the meter, frozen at notice
+    target_w: float = 0.0  # at the meter
+    full_w: float = 0.0  # at the meter, as if no other event held the load down when notice was given
+    state: str = ""
+    is_cancelled: bool = False
+    released_at: Fraction | None = None  # when recovery began
+    released_w: float = 0.0  # IT load then
+    minutes: list[float] = field(default_factory=list)  # delivered, at the meter
+    measured: Fraction = ZERO  # energy at the last full minute
+    share: dict[int, list[float]] = field(
+        default_factory=dict
+    )  # by tier: device-seconds of work done, and there were
+    asked_w: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("completed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Something commanded that is not in force yet."""
+
+    due: Fraction
+    cap: float  # 0: a pause
+    event: str
+
+
+class Response:
+    """The controller of one simulation."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self.sim = simulation
+        self.facility = simulation.facility
+        self.events: dict[str, Event] = {}
+        self.pending: dict[int, _Pending] = {}  # caps, by job
+        self.pauses: dict[int, _Pending] = {}
+        self._above = power_children(self.facility)
+        self._wakes: set[Fraction] = set()
+        self._marks: list[tuple[Fraction, int]] = []
+        self._limited: tuple[tuple[tuple[int, float], ...], Facility, Facility] | None = None
+        self._judged: tuple[Any, ...] = ()
+        self._since = ZERO
+        self._energy_at: dict[tuple[int, Fraction], Fraction] = {}
+        for row in simulation.world.events:
+            if isinstance(row, DemandResponse):
+                domain = simulation.world.domain_at[row.domain]
+                self._marks.append((max(ZERO, exact(row.t) - MEASURED_S), domain))
+        self._has_marked = False
+
+    # -- what the loop asks -------------------------------------------------------------------------
+
+    def natural_w(self, life: "Life") -> float:
+        """Draw of one device of a job without a cap, the mean over its devices."""
+        tdp_w = self.facility.kinds[life.kind].tdp_w
+        total = n = 0.0
+        for share in life.placing or ():
+            power_w = life.job.gang.shape.asks[share.group].power_w
+            held = len(share.devices) * share.share_steps / 1e6
+            total += held * (tdp_w if power_w is None else min(power_w, tdp_w))
+            n += held
+        if n:
+            return total / n
+        power_w = life.job.gang.shape.asks[0].power_w
+        return tdp_w if power_w is None else min(power_w, tdp_w)
+
+    def cap_to_count(self, life: "Life") -> float:
+        """The cap a planner is told: what the job draws now, or will once what is under way is in force."""
+        if life.kind == NONE:
+            return 1.0
+        kind = self.facility.kinds[life.kind]
+        rest = kind.idle_w / kind.tdp_w
+        coming = self.pending.get(life.job.index)
+        return max(life.cap, rest, coming.cap if coming is not None else 0.0)
+
+    def limited(self, facility: Facility) -> Facility:
+        """The facility with the limits that power events set now."""
+        limits: dict[int, float] = {}
+        for event in self.events.values():
+            limit_w = self._limit_now_w(event)
+            if limit_w < inf:
+                limits[event.domain] = min(limit_w, limits.get(event.domain, inf))
+        if not limits:
+            return facility
+        key = tuple(sorted(limits.items()))
+        if self._limited is None or self._limited[0] != key or self._limited[1] is not facility:
+            domains = list(facility.domains)
+            for at, limit_w in limits.items():
+                domains[at] = replace(domains[at], limit_w=min(domains[at].limit_w, limit_w))
+            self._limited = (key, facility, replace(facility, domains=tuple(domains)))
+        return self._limited[2]
+
+    def announce(self, row: DemandResponse) -> None:
+        """Notice is given."""
+        sim, now = self.sim, self.sim.agenda.now
+        event = Event(
+            row, sim.world.domain_at[row.domain], exact(row.start), exact(row.start) + exact(row.duration)
+        )
+        event.reference_w = self._meter_w(event.domain, self._mean_w(event.domain, now))
+        event.target_w = event.reference_w - row.reduce_w if row.target_w is None else row.target_w
+        event.asked_w = event.reference_w - event.target_w
+        # Notice may come while another event holds the load down; what comes back then is no rebound.
+        others = [e.full_w for e in self.events.values() if e.domain == event.domain and not e.is_over]
+        event.full_w = max([event.reference_w, *others])
+        self.events[row.name] = event
+        self._say(event, "notified")
+        self._wake(event.start)
+        self._wake(event.end)
+        self._begin(event.start)
+
+    def cancel(self, name: str) -> None:
+        """The event is called off: nothing more is shed for it, and what was comes back."""
+        event = self.events.get(name)
+        if event is None or event.is_over or event.state == "recovering":
+            return
+        event.is_cancelled = True
+        if event.state == "notified":
+            event.state = "cancelled"
+            self._say(event, "cancelled")
+        else:
+            self._release(event)
+        self._judged = ()
+
+    def forget(self, life: "Life") -> None:
+        """A job left its devices: nothing is under way for it any more."""
+        self.pending.pop(life.job.index, None)
+        self.pauses.pop(life.job.index, None)
+
+    def pass_time(self) -> None:
+        """Count what was delivered, and what jobs of each tier did, up to now."""
+        now = self.sim.agenda.now
+        span = float(now - self._since)
+        if span:
+            for event in self.events.values():
+                if event.state == "active":
+                    self._count(event, span)
+                if event.start < now and event.released_at is None and (now - event.start) % MINUTE_S == 0:
+                    self._minute(event, now)
+        self._since = now
+        if not self._has_marked:
+            self._has_marked = True
+            for at, _ in self._marks:
+                self._wake(at)
+        for at, domain in self._marks:
+            if at == now:
+                self._energy_at[domain, at] = self.sim.meter.energy(domain, now)
+
+    def act(self) -> None:
+        """Do what is due at this instant."""
+        if not self.events:
+            return
+        now = self.sim.agenda.now
+        self._bring_into_force(now)
+        for event in self.events.values():
+            if event.state in ("notified", "ramping") and event.start <= now:
+                if event.state == "notified":
+                    self._say(event, "ramping")
+                event.measured = self.sim.meter.energy(event.domain, now)
+                self._say(event, "active")
+                for n in range(1, int((event.end - event.start) / MINUTE_S) + 1):
+                    self._wake(event.start + n * MINUTE_S)
+            if event.state == "active" and event.end <= now:
+                self._release(event)
+        self._shed(now)
+        self._restore(now)
+        self._complete(now)
+
+    def report(self) -> dict[str, Any]:
+        """By event: what was delivered each minute, whether that was enough, and what each tier could do."""
+        told = {}
+        for name, event in self.events.items():
+            enough = [
+                delivered >= event.asked_w - CLOSE_W * max(1.0, event.asked_w) for delivered in event.minutes
+            ]
+            told[name] = {
+                "delivered_w": event.minutes,
+                "compliant": bool(enough) and all(enough),
+                "performance": {
+                    str(tier): done / there if there else None
+                    for tier, (done, there) in sorted(event.share.items())
+                },
+            }
+        return told
+
+    # -- measuring ----------------------------------------------------------------------------------
+
+    def _meter_w(self, domain: int, it_w: float) -> float:
+        of = self.facility.domains[domain]
+        return of.overhead_fixed_w + of.overhead_k * it_w
+
+    def _it_w(self, domain: int, meter_w: float) -> float:
+        of = self.facility.domains[domain]
+        return (meter_w - of.overhead_fixed_w) / of.overhead_k
+
+    def _draw_w(self, domain: int) -> float:
+        return self.sim.meter.draw_w(domain)
+
+    def _mean_w(self, domain: int, now: Fraction) -> float:
+        since = max(ZERO, now - MEASURED_S)
+        if since == now:
+            return self._draw_w(domain)
+        before = self._energy_at.get((domain, since), ZERO)
+        return float((self.sim.meter.energy(domain, now) - before) / (now - since))
+
+    def _minute(self, event: Event, now: Fraction) -> None:
+        energy = self.sim.meter.energy(event.domain, now)
+        mean_w = self._meter_w(event.domain, float((energy - event.measured) / MINUTE_S))
+        event.minutes.append(round(event.reference_w - mean_w, 6))
+        event.measured = energy
+
+    def _count(self, event: Event, span: float) -> None:
+        for index in self.sim.running:
+            life = self.sim.lives[index]
+            n = self._devices_under(life, event.domain)
+            if not n:
+                continue
+            share = event.share.setdefault(life.job.row.flexibility, [0.0, 0.0])
+            share[0] += n * span * (0.0 if life.state == "paused" else float(life.capped_rate))
+            share[1] += n * span
+
+    def _devices_under(self, life: "Life", domain: int) -> float:
+        return sum(
+            len(share.devices) * share.share_steps / 1e6
+            for share in life.placing
+            if domain in self._chain(share.node)
+        )
+
+    def _chain(self, node: int) -> tuple[int, ...]:
+        power, cooling = int(self.facility.power[node]), int(self.facility.cooling[node])
+        return (self._above[power] if power != NONE else ()) + (
+            self._above[cooling] if cooling != NONE else ()
+        )
+
+    def _wake(self, at: Fraction) -> None:
+        from apps.simulation.loop import Rank, Wake
+
+        if at > self.sim.agenda.now and at not in self._wakes:
+            self._wakes.add(at)
+            self.sim.agenda.put(at, (Rank.BOUNDARY, -3), Wake())
+
+    # -- deciding -----------------------------------------------------------------------------------
+
+    def _binding(self, at: Fraction) -> list[Event]:
+        """Events whose target binds then, the first priority first."""
+        some = [
+            e
+            for e in self.events.values()
+            if e.start <= at < e.end and e.released_at is None and not e.is_over
+        ]
+        return sorted(some, key=lambda e: (e.row.priority, e.start))
+
+    def _targets(self, at: Fraction) -> dict[int, tuple[float, int]]:
+        """By domain: the strictest IT load asked for then, and the priority of who asks."""
+        targets: dict[int, tuple[float, int]] = {}
+        for event in self._binding(at):
+            limit_w = self._it_w(event.domain, event.target_w)
+            if event.domain not in targets or limit_w < targets[event.domain][0]:
+                targets[event.domain] = (limit_w, event.row.priority)
+        return targets
+
+    def _problem(self, at: Fraction, *, within_s: float = inf) -> tuple[Problem, list["Life"]]:
+        """What is to be decided so that the targets of that instant are kept.
+
+        Args:
+            within_s: Options that take longer are left out, what is in force or under way already apart.
+        """
+        targets = self._targets(at)
+        domains = sorted(targets)
+        binding = self._binding(at)
+        end = max((event.end for event in binding), default=at)
+        is_emergency = any(event.row.emergency for event in binding)
+        window_s = float(end - at)
+        draw_uw = {domain: round(self._draw_w(domain) * 1e6) for domain in domains}
+        candidates, lives = [], []
+        for index in sorted(self.sim.running):
+            life = self.sim.lives[index]
+            under = {i: n for i, domain in enumerate(domains) if (n := self._devices_under(life, domain))}
+            if not under or life.kind == NONE:
+                continue
+            load = self._load(life, under)
+            most_w = load.draw_w
+            for i, n in under.items():  # as if nothing were done with it
+                draw_uw[domains[i]] += round((most_w - self._device_w(life)) * n * 1e6)
+            candidate = candidate_of(load, window_s, is_emergency=is_emergency)
+            options = self._open_options(life, candidate, at, within_s)
+            if options[0].lever is not Lever.NONE:
+                # It is on its way already: what it sheds is no choice any more.
+                for i, watts in options[0].shed_uw:
+                    draw_uw[domains[i]] -= watts
+                options = [Option(Lever.NONE)]
+            candidates.append(
+                Candidate(candidate.job_id, candidate.tier, candidate.n_devices, tuple(options))
+            )
+            lives.append(life)
+        limits = tuple(
+            Limit(domain, draw_uw[domain] - round(targets[domain][0] * 1e6), targets[domain][1])
+            for domain in domains
+        )
+        return Problem(tuple(candidates), limits), lives
+
+    def _open_options(
+        self, life: "Life", candidate: Candidate, at: Fraction, within_s: float
+    ) -> list[Option]:
+        """What can still be chosen for a job; if something is under way that will be in force by then, that alone."""
+        pause, cap = self.pauses.get(life.job.index), self.pending.get(life.job.index)
+        under_way = None
+        if pause is not None and pause.due <= at:
+            under_way = 0.0
+        elif cap is not None and cap.due <= at:
+            under_way = cap.cap
+        options = []
+        for option in candidate.options:
+            there = self._cap_of(life, option)
+            if under_way is not None:
+                if there == under_way:
+                    return [option]
+            elif (pause is None or option.lever in (Lever.NONE, Lever.CAP)) and (
+                there == life.cap or option.lever is Lever.NONE or option.takes_s <= within_s
+            ):
+                options.append(option)
+        return options or [candidate.options[0]]
+
+    def _load(self, life: "Life", under: dict[int, float]) -> Load:
+        curve = self.sim.world.curves[life.kind]
+        saving = life.job.saving
+        at_risk = ZERO
+        if life.attempt is not None:
+            at_risk = life.attempt.lost_s(max(ZERO, self.sim.agenda.now - life.since))
+        n = sum(len(share.devices) * share.share_steps / 1e6 for share in life.placing)
+        draw_w = min(self.natural_w(life), life.own_cap * curve.tdp_w)
+        return Load(
+            life.job.index,
+            life.job.row.flexibility,
+            n,
+            under,
+            draw_w,
+            curve,
+            checkpoint_s=inf if saving is None else float(saving.cost_s),
+            at_risk_s=float(at_risk),
+            restart_s=0.0 if saving is None else float(saving.restart_s),
+        )
+
+    def _device_w(self, life: "Life") -> float:
+        kind = self.facility.kinds[life.kind]
+        return kind.idle_w if not life.cap else min(self.natural_w(life), life.cap * kind.tdp_w)
+
+    def _cap_of(self, life: "Life", option: Option) -> float:
+        match option.lever:
+            case Lever.NONE:
+                return life.own_cap
+            case Lever.CAP:
+                return option.cap
+            case _:
+                return 0.0
+
+    # -- shedding -----------------------------------------------------------------------------------
+
+    def _begin(self, start: Fraction) -> None:
+        """Wake up whenever a lever has to be used to be in force by then."""
+        now = self.sim.agenda.now
+        problem, _ = self._problem(start)
+        for takes_s in {option.takes_s for candidate in problem.candidates for option in candidate.options}:
+            if takes_s and start - exact(takes_s) > now:
+                self._wake(start - exact(takes_s))
+
+    def _shed(self, now: Fraction) -> None:
+        """Use the levers whose time it is, for what binds now and for what will."""
+        coming = sorted(
+            {e.start for e in self.events.values() if e.start > now and e.state in ("notified", "ramping")}
+        )
+        for start in coming[:1]:
+            self._prepare(now, start)
+        if self._binding(now):
+            self._hold_down(now)
+
+    def _prepare(self, now: Fraction, start: Fraction) -> None:
+        left_s = float(start - now)
+        self._begin(start)
+        # What takes longer than there is time is begun at once; until it is in force others stand in for it.
+        for life, option in self._decided(start):
+            if option.takes_s > left_s and life.job.index not in self.pauses:
+                self._command(life, option, now + exact(option.takes_s), start)
+        for life, option in self._decided(start, within_s=left_s):
+            if option.takes_s >= left_s - 1e-9:
+                self._command(life, option, max(start, now + exact(option.takes_s)), start)
+
+    def _decided(self, at: Fraction, *, within_s: float = inf) -> list[tuple["Life", Option]]:
+        """Jobs with what is to be done with them by then that is not in force yet."""
+        problem, lives = self._problem(at, within_s=within_s)
+        chosen = solve(problem).chosen(problem)
+        some = [(life, chosen[life.job.index]) for life in lives if life.job.index in chosen]
+        return [(life, option) for life, option in some if self._cap_of(life, option) != life.cap]
+
+    def _hold_down(self, now: Fraction) -> None:
+        """While a target binds: the best plan for those who run now, sheds first."""
+        if self._standing(now) == self._judged:
+            return
+        for life, option in self._decided(now):
+            if self._cap_of(life, option) == 0.0 and life.job.index not in self.pauses:
+                self._command(life, option, now + exact(option.takes_s), now)
+        for life, option in self._decided(now, within_s=self._quickest_s()):
+            coming = self.pending.get(life.job.index)
+            cap = self._cap_of(life, option)
+            if 0.0 < cap < life.cap and (coming is None or coming.cap != cap):
+                self._command(life, option, now + exact(option.takes_s), now)
+        recovers = any(e.state == "recovering" for e in self.events.values())
+        if not self.pending and not self.pauses and not recovers:
+            problem, lives = self._problem(now)
+            chosen = solve(problem).chosen(problem)
+            for life in lives:
+                lever = chosen.get(life.job.index)
+                cap = life.own_cap if lever is None else self._cap_of(life, lever)
+                if cap > life.cap and self._fits(life, cap):
+                    self._raise(life, cap)
+        self._judged = self._standing(now)
+
+    def _standing(self, now: Fraction) -> tuple[Any, ...]:
+        """All that a decision rests on."""
+        return (
+            tuple((i, self.sim.lives[i].cap) for i in sorted(self.sim.running)),
+            tuple(sorted(self._targets(now).items())),
+            tuple(sorted(self.pending)),
+            tuple(sorted(self.pauses)),
+        )
+
+    def _quickest_s(self) -> float:
+        return max((curve.settle_s for curve in self.sim.world.curves), default=0.0)
+
+    def _command(self, life: "Life", option: Option, due: Fraction, start: Fraction) -> None:
+        now = self.sim.agenda.now
+        event = self._who_asks(life, start)
+        if event.state == "notified":
+            self._say(event, "ramping")
+        cap = self._cap_of(life, option)
+        if option.lever is Lever.PAUSE and life.job.saving is not None and option.takes_s:
+            self.sim.begin_saving(life, life.job.saving.cost_s)
+        under_way = self.pauses if cap == 0.0 else self.pending
+        under_way[life.job.index] = _Pending(due, cap, event.row.name)
+        self.sim.tell(life)
+        self._wake(due)
+        if due <= now:
+            self._bring_into_force(now)
+
+    def _who_asks(self, life: "Life", at: Fraction) -> Event:
+        events = self._binding(at)
+        return next((e for e in events if self._devices_under(life, e.domain)), events[0])
+
+    def _bring_into_force(self, now: Fraction) -> None:
+        for index in sorted(i for i, p in self.pauses.items() if p.due <= now):
+            life, coming = self.sim.lives[index], self.pauses.pop(index)
+            self.pending.pop(index, None)
+            self.sim.pause(life, coming.event)
+        for index in sorted(i for i, p in self.pending.items() if p.due <= now):
+            life, coming = self.sim.lives[index], self.pending.pop(index)
+            if coming.cap != life.cap:
+                self.sim.set_cap(life, coming.cap)
+
+    # -- giving back --------------------------------------------------------------------------------
+
+    def _release(self, event: Event) -> None:
+        now = self.sim.agenda.now
+        event.released_at = now
+        event.released_w = self._draw_w(event.domain)
+        for under_way in (self.pending, self.pauses):
+            for index in [i for i, coming in under_way.items() if coming.event == event.row.name]:
+                del under_way[index]
+                self.sim.tell(self.sim.lives[index])
+        self._say(event, "recovering")
+        policy = self.sim.policy_row
+        self._wake(now + exact(policy.rebound_s))
+        ramp = self._ramp(event)
+        if ramp is not None:
+            self._wake(now + MINUTE_S)
+        self._judged = ()
+
+    def _ramp(self, event: Event) -> float | None:
+        row = next(r for r in self.sim.world.scenario.domains if r.name == event.row.domain)
+        return row.ramp_up_w_per_s
+
+    def _limit_now_w(self, event: Event) -> float:
+        """What a planner may fill the domain of an event up to, as `Domain.limit_w`; inf: the event says nothing."""
+        now = self.sim.agenda.now
+        if event.state in ("ramping", "active"):
+            return event.target_w
+        if event.released_at is None:
+            return inf
+        limit_w = inf
+        if now < event.released_at + exact(self.sim.policy_row.rebound_s):
+            limit_w = self.sim.policy_row.rebound_limit * event.full_w
+        if event.state == "recovering":
+            limit_w = min(limit_w, self._meter_w(event.domain, self._allowed_w(event)))
+        return limit_w
+
+    def _allowed_w(self, event: Event) -> float:
+        """IT load to which a domain may rise by now, by its ramp."""
+        ramp = self._ramp(event)
+        if ramp is None or event.released_at is None:
+            return inf
+        minutes = (self.sim.agenda.now - event.released_at) // MINUTE_S
+        return event.released_w + ramp * float(minutes * MINUTE_S)
+
+    def _fits(self, life: "Life", cap: float) -> bool:
+        """Whether a job may draw so much more, under every limit and every allowance above it."""
+        kind = self.facility.kinds[life.kind]
+        more_w = min(self.natural_w(life), cap * kind.tdp_w) - self._device_w(life)
+        limits = self.limited(self.sim.facility).domains
+        touched = {d for share in life.placing for d in self._chain(share.node)}
+        for domain in touched:
+            of: Domain = limits[domain]
+            limit_w = of.it_limit_w
+            if limit_w == inf:
+                continue
+            rise = more_w * self._devices_under(life, domain)
+            if self._reserved_w(domain) + rise > limit_w + CLOSE_W * max(1.0, limit_w):
+                return False
+        return True
+
+    def _reserved_w(self, domain: int) -> float:
+        """What a domain draws once all that is under way to rise has risen."""
+        total = self._draw_w(domain)
+        for index, coming in self.pending.items():
+            life = self.sim.lives[index]
+            kind = self.facility.kinds[life.kind]
+            then_w = kind.idle_w if not coming.cap else min(self.natural_w(life), coming.cap * kind.tdp_w)
+            total += max(0.0, then_w - self._device_w(life)) * self._devices_under(life, domain)
+        return total
+
+    def _curtailed(self) -> list["Life"]:
+        """Jobs that draw less than they could, the firmest tier first, then who lost most, then the oldest."""
+        some = [self.sim.lives[i] for i in self.sim.running]
+        held = [life for life in some if life.kind != NONE and life.cap < 1.0]
+        return sorted(
+            held, key=lambda life: (life.job.row.flexibility, -life.lost_s, life.job.submit, life.job.index)
+        )
+
+    def _restore(self, now: Fraction) -> None:
+        """Give back what limits and ramps allow."""
+        if self._binding(now):
+            if not any(e.state == "recovering" for e in self.events.values()):
+                return
+            problem, lives = self._problem(now)
+            chosen = solve(problem).chosen(problem)
+            goals = {
+                life.job.index: life.own_cap
+                if (option := chosen.get(life.job.index)) is None
+                else self._cap_of(life, option)
+                for life in lives
+            }
+        else:
+            goals = {}
+        for life in self._curtailed():
+            if life.job.index in self.pending:
+                continue
+            goal = goals.get(life.job.index, 1.0)
+            if goal <= life.cap:
+                continue
+            steps = [1.0, *(cap for cap, _ in self.facility.kinds[life.kind].caps)]
+            best = next((cap for cap in steps if life.cap < cap <= goal and self._fits(life, cap)), None)
+            if best is None:
+                if any(e.state == "recovering" for e in self.events.values()):
+                    break  # who comes first waits for the ramp; nobody overtakes
+                continue
+            self._raise(life, best)
+
+    def _raise(self, life: "Life", cap: float) -> None:
+        if life.cap == 0.0:
+            self.sim.resume(life, cap)
+        else:
+            self.sim.set_cap(life, cap)
+        life.own_cap = max(life.own_cap, cap)
+
+    def _complete(self, now: Fraction) -> None:
+        for event in self.events.values():
+            if event.state != "recovering":
+                continue
+            problem_left = [
+                life
+                for life in self._curtailed()
+                if self._devices_under(life, event.domain) and life.cap < 1.0
+            ]
+            if self._binding(now):
+                key = self._allowed_w(event)
+                problem_left = problem_left if key < inf and not self._is_settled(now) else []
+            if problem_left and not self._is_stuck(event, problem_left):
+                if self._ramp(event) is not None:
+                    n = (now - (event.released_at or now)) // MINUTE_S + 1
+                    self._wake((event.released_at or now) + n * MINUTE_S)
+                continue
+            self._say(event, "cancelled" if event.is_cancelled else "completed")
+
+    def _is_settled(self, now: Fraction) -> bool:
+        """Whether everybody draws what the plan for the targets that bind now gives them."""
+        problem, lives = self._problem(now)
+        chosen = solve(problem).chosen(problem)
+        return all(
+            life.cap >= (life.own_cap if (o := chosen.get(life.job.index)) is None else self._cap_of(life, o))
+            for life in lives
+        )
+
+    def _is_stuck(self, event: Event, lives: list["Life"]) -> bool:
+        """Whether what is still held down is held down by something else than the ramp of this event."""
+        if (
+            self._ramp(event) is not None
+            and self._meter_w(event.domain, self._allowed_w(event)) < event.reference_w
+        ):
+            return False
+        return not any(self._fits(life, self._next_cap(life)) for life in lives)
+
+    def _next_cap(self, life: "Life") -> float:
+        steps = [1.0, *(cap for cap, _ in self.facility.kinds[life.kind].caps)]
+        return min((cap for cap in steps if cap > life.cap), default=1.0)
+
+    # -- saying -------------------------------------------------------------------------------------
+
+    def _say(self, event: Event, state: str) -> None:
+        event.state = state
+        line: dict[str, Any] = {
+            "t": plain(self.sim.agenda.now),
+            "event": "dr",
+            "name": event.row.name,
+            "state": state,
+            "power_w": _watts(self._meter_w(event.domain, self._draw_w(event.domain))),
+            "target_w": _watts(event.target_w),
+        }
+        if state in ("notified", "ramping", "active"):
+            line |= self._outlook(event)
+        self.sim.lines.append(line)
+        self.sim.last = self.sim.agenda.now
+
+    def _outlook(self, event: Event) -> dict[str, Any]:
+        """What can be had of what is asked, what stands in the way, and what an operator could allow beside it."""
+        at = max(event.start, self.sim.agenda.now)
+        within_s = float(event.start - self.sim.agenda.now)
+        problem, lives = self._problem(at)
+        decided: Curtailment = solve(problem)
+        position = next(i for i, limit in enumerate(problem.limits) if limit.domain == event.domain)
+        k = self.facility.domains[event.domain].overhead_k
+        limit = problem.limits[position]
+        base_w = self._it_w(event.domain, event.target_w) + limit.need_uw / 1e6
+        target_it_w = self._it_w(event.domain, event.target_w)
+        least_w = base_w - decided.achievable_uw[position] / 1e6
+        achievable_w = event.reference_w - self._meter_w(event.domain, least_w)
+        short_w = max(0.0, (least_w - target_it_w) * k)
+        told: dict[str, Any] = {
+            "shortfall_w": _watts(short_w),
+            "achievable_w": _watts(achievable_w),
+            "binding": [],
+            "relaxations": [],
+        }
+        del within_s
+        if short_w > CLOSE_W:
+            tiers = sorted(
+                {life.job.row.flexibility for life in lives if life.job.row.flexibility != INTERRUPTIBLE}
+            )
+            told["binding"] = [event.row.domain, *(f"tier {tier}" for tier in tiers)]
+            told["relaxations"] = [
+                {"action": action, "gain_w": _watts(gain_w * k)}
+                for action, gain_w in self._relaxations(event, lives)
+            ]
+        return told
+
+    def _relaxations(self, event: Event, lives: list["Life"]) -> Iterator[tuple[str, float]]:
+        """What would give more, the cheapest watt first: each with the IT watts it gives."""
+        busy = {share.node for index in self.sim.running for share in self.sim.lives[index].placing}
+        idle = [
+            node
+            for node in range(self.facility.n_nodes)
+            if node not in busy and not self.sim.is_failed[node] and event.domain in self._chain(node)
+        ]
+        rest_w = sum(
+            float(self.facility.idle_w[n])
+            + int(self.facility.n_devices[n]) * self.facility.kinds[int(self.facility.kind[n])].idle_w
+            for n in idle
+        )
+        if rest_w:
+            yield f"power off {len(idle)} idle nodes", rest_w
+        found: list[tuple[float, int, str, float]] = []
+        for life in lives:
+            tier = life.job.row.flexibility
+            if tier in (FIRM, INTERRUPTIBLE):
+                continue
+            load = self._load(life, {0: self._devices_under(life, event.domain)})
+            curve, n = load.curve, load.devices_under[0]
+            bound = 1.0 - allowed_loss(tier) - 1e-9
+            caps = [cap for cap in curve.caps() if cap * curve.tdp_w < load.draw_w]
+            kept = [cap for cap in caps if curve.rate(cap, load.draw_w) >= bound]
+            beyond = [cap for cap in caps if curve.rate(cap, load.draw_w) < bound]
+            now_w = min([load.draw_w, *(cap * curve.tdp_w for cap in kept)])
+            now_rate = min([1.0, *(curve.rate(cap, load.draw_w) for cap in kept)])
+            if beyond:
+                cap = beyond[0]
+                gain_w, lost = (now_w - cap * curve.tdp_w) * n, now_rate - curve.rate(cap, load.draw_w)
+                action = f"cap {life.job.name} at {cap * curve.tdp_w:.0f} W"
+            else:
+                gain_w, lost = (now_w - curve.idle_w) * n, now_rate
+                action = f"pause {life.job.name}"
+            if gain_w > 0:
+                weight = (8.0, 4.0, 2.0, 1.0, 0.5)[tier]
+                found.append((weight * lost * n / gain_w, life.job.index, action, gain_w))
+        for _, _, action, gain_w in sorted(found):
+            yield action, gain_w
+
+
+def _watts(value: float) -> int | float:
+    rounded = round(value, 6)
+    return int(rounded) if rounded == int(rounded) else rounded
