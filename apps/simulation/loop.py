@@ -251,7 +251,7 @@ class Simulation:
         self._n_idle_passes = 0
         self._doomed: deque[Life] = deque()
         self._is_dooming = False
-        self._waits: tuple[Wait, ...] = ()
+        self.waits: tuple[Wait, ...] = ()
         self._booked_nodes = [frozenset(booking.nodes) for booking in world.bookings]
         self._built_limits = [domain.limit_w for domain in self.facility.domains]
         self._roomiest = self.facility
@@ -914,7 +914,7 @@ class Simulation:
 
     def _plan(self) -> None:
         if not self.queue and not self._has_elastic():
-            self._waits = self._promises = ()
+            self.waits = self._promises = ()
             return
         snapshot, policy = self._snapshot(), self.world.policy
         began_s = self.engine.stopwatch()
@@ -955,7 +955,7 @@ class Simulation:
                     placement=self.placement(life.job, reserve.placing),
                 )
         self._look_again(plan.next_boundary_s)
-        self._waits = plan.waits
+        self.waits = plan.waits
 
     def _again(self) -> None:
         """One more pass at this instant."""
@@ -963,7 +963,7 @@ class Simulation:
 
     def _judge(self) -> None:
         running = [self.world.jobs[index] for index in self.running] if self.world.bookings else []
-        waits = (wait for wait in self._waits if wait.job_id in self.queue)
+        waits = (wait for wait in self.waits if wait.job_id in self.queue)
         self.ledger.judge(self.agenda.now_s, waits, running)
         self.free.look(self.agenda.now, self._is_usable())
 

@@ -54,7 +54,9 @@ class Event:
     state: str = ""
     is_cancelled: bool = False
     released_at: Fraction | None = None  # when recovery began
-    released_w: float = 0.0  # IT load then
+    ticked_w: float = 0.0  # IT load at the last full minute since
+    minute: int = 0  # full minutes since
+    is_settled: bool = False  # the load rises as it likes again
     minutes: list[float] = field(default_factory=list)  # delivered, at the meter
     measured: Fraction = ZERO  # energy at the last full minute
     share: dict[int, list[float]] = field(
@@ -201,6 +203,7 @@ class Response:
             return
         now = self.sim.agenda.now
         self._bring_into_force(now)
+        self._tick(now)
         for event in self.events.values():
             if event.state in ("notified", "ramping") and event.start <= now:
                 if event.state == "notified":
@@ -426,8 +429,10 @@ class Response:
     def _prepare(self, now: Fraction, start: Fraction) -> None:
         left_s = float(start - now)
         self._begin(start)
-        # What takes longer than there is time is begun at once; until it is in force others stand in for it.
-        for life, option in self._decided(start):
+        # What takes longer than there is time is begun at once; until it is in force others stand in for it. In an
+        # emergency what is too late is no lever.
+        is_emergency = any(event.row.emergency for event in self._binding(start))
+        for life, option in () if is_emergency else self._decided(start):
             if option.takes_s > left_s and life.job.index not in self.pauses:
                 self._command(life, option, now + exact(option.takes_s), start)
         for life, option in self._decided(start, within_s=left_s):
@@ -510,16 +515,14 @@ class Response:
     def _release(self, event: Event) -> None:
         now = self.sim.agenda.now
         event.released_at = now
-        event.released_w = self._draw_w(event.domain)
+        event.ticked_w = self._draw_w(event.domain)
         for under_way in (self.pending, self.pauses):
             for index in [i for i, coming in under_way.items() if coming.event == event.row.name]:
                 del under_way[index]
                 self.sim.tell(self.sim.lives[index])
         self._say(event, "recovering")
-        policy = self.sim.policy_row
-        self._wake(now + exact(policy.rebound_s))
-        ramp = self._ramp(event)
-        if ramp is not None:
+        self._wake(now + exact(self.sim.policy_row.rebound_s))
+        if self._ramp(event) is not None:
             self._wake(now + MINUTE_S)
         self._judged = ()
 
@@ -537,17 +540,32 @@ class Response:
         limit_w = inf
         if now < event.released_at + exact(self.sim.policy_row.rebound_s):
             limit_w = self.sim.policy_row.rebound_limit * event.full_w
-        if event.state == "recovering":
-            limit_w = min(limit_w, self._meter_w(event.domain, self._allowed_w(event)))
-        return limit_w
+        return min(limit_w, self._meter_w(event.domain, self._allowed_w(event)))
 
     def _allowed_w(self, event: Event) -> float:
-        """IT load to which a domain may rise by now, by its ramp."""
+        """IT load to which a domain may rise in this minute, by its ramp."""
         ramp = self._ramp(event)
-        if ramp is None or event.released_at is None:
+        if ramp is None or event.released_at is None or event.is_settled:
             return inf
-        minutes = (self.sim.agenda.now - event.released_at) // MINUTE_S
-        return event.released_w + ramp * float(minutes * MINUTE_S)
+        return event.ticked_w + (ramp * float(MINUTE_S) if event.minute else 0.0)
+
+    def _tick(self, now: Fraction) -> None:
+        """A full minute after a release has passed: the load may rise by one more."""
+        for event in self.events.values():
+            if event.released_at is None or event.is_settled or self._ramp(event) is None:
+                continue
+            minute = int((now - event.released_at) // MINUTE_S)
+            if minute == event.minute:
+                continue
+            event.minute, event.ticked_w = minute, self._draw_w(event.domain)
+            rebounds_until = event.released_at + exact(self.sim.policy_row.rebound_s)
+            waits = any(wait.code == "power" for wait in self.sim.waits) or any(
+                self._devices_under(life, event.domain) for life in self._curtailed()
+            )
+            if now >= rebounds_until and (not waits or now >= 2 * rebounds_until - event.released_at):
+                event.is_settled = event.is_over
+            if not event.is_settled:
+                self._wake(event.released_at + (minute + 1) * MINUTE_S)
 
     def _fits(self, life: "Life", cap: float) -> bool:
         """Whether a job may draw so much more, under every limit and every allowance above it."""
@@ -632,9 +650,6 @@ class Response:
                 key = self._allowed_w(event)
                 problem_left = problem_left if key < inf and not self._is_settled(now) else []
             if problem_left and not self._is_stuck(event, problem_left):
-                if self._ramp(event) is not None:
-                    n = (now - (event.released_at or now)) // MINUTE_S + 1
-                    self._wake((event.released_at or now) + n * MINUTE_S)
                 continue
             self._say(event, "cancelled" if event.is_cancelled else "completed")
 
