@@ -149,7 +149,7 @@ class Response:
             row, sim.world.domain_at[row.domain], exact(row.start), exact(row.start) + exact(row.duration)
         )
         event.reference_w = self._meter_w(event.domain, self._mean_w(event.domain, now))
-        event.target_w = event.reference_w - row.reduce_w if row.target_w is None else row.target_w
+        event.target_w = event.reference_w - (row.reduce_w or 0.0) if row.target_w is None else row.target_w
         event.asked_w = event.reference_w - event.target_w
         # Notice may come while another event holds the load down; what comes back then is no rebound.
         others = [e.full_w for e in self.events.values() if e.domain == event.domain and not e.is_over]

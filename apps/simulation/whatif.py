@@ -18,7 +18,6 @@ from apps.simulation.changes import Changed, read_changes
 from apps.simulation.loop import Engine, Outcome, simulate
 from apps.simulation.replay.metrics import element_at, mean
 from apps.simulation.scenario import Scenario, ScenarioError, check_scenario
-from apps.simulation.unsupported import require_supported
 from apps.simulation.world import build_world
 
 BASE, WHAT_IF = "base", "what_if"
@@ -106,7 +105,6 @@ def what_if(
     Raises:
         ScenarioError: A change says what cannot be; its faults are below `changes[i]`.
         InvalidInput: There is no such cluster.
-        NotSupported: The changes ask for what simulations do not do yet.
     """
     read_changes(changes)  # before anything is read that takes its time
     live = live_scenario(at, clusters=clusters)
@@ -166,9 +164,7 @@ def compare(
 
 
 def _checked(scenario: Mapping[str, Any]) -> Scenario:
-    checked = check_scenario(scenario)
-    require_supported(checked)
-    return checked
+    return check_scenario(scenario)
 
 
 def _run(scenario: Scenario, which: str, on_progress: Progress | None) -> Run:

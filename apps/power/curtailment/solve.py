@@ -18,6 +18,7 @@ from scipy.sparse import csr_array, vstack
 from apps.power.curtailment.facts import Curtailment, Problem
 
 EXACT_UP_TO: Final = 200  # candidates with a choice
+GREEDY_BESIDE: Final = 500  # up to so many the greedy answer is looked at beside the relaxed one
 MAX_NODES: Final = 5_000
 _KILO: Final = 1e9  # microwatts in a kilowatt: numbers near one suit the solver
 
@@ -35,6 +36,8 @@ def solve(problem: Problem, *, exact_up_to: int = EXACT_UP_TO) -> Curtailment:
         if answer is not None:
             return answer
     relaxed = _relaxed(model)
+    if relaxed is not None and n_free > GREEDY_BESIDE:
+        return model.answer(*relaxed, "relaxed")
     by_greed = model.trimmed(_greedy_choices(model))
     if relaxed is None:
         return model.answer(by_greed, 0.0, "greedy")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apps.scheduling.engine.calendar import Window
+from apps.scheduling.engine.caps import caps_of, under_cap
 from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Spread, Wait
 from apps.scheduling.engine.placement import total_steps
 from apps.scheduling.engine.rules import ALL, Rules
@@ -407,7 +408,11 @@ class Explainer:
         walk = self.walk
         frame = walk.frame
         need_uw = 0
-        for ask in gang.shape.asks:
+        kinds = walk.kinds(gang.shape)
+        caps = caps_of(gang, frame.kinds[kinds[0]]) if kinds else ()
+        # It would start under the deepest cap that its tier bears.
+        least_shape = under_cap(gang, frame.kinds[kinds[0]], caps[-1][0]).shape if caps else gang.shape
+        for ask in least_shape.asks:
             if ask.devices or ask.share_steps:
                 kind = walk.kinds(gang.shape)[0]
                 need_uw += frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) * ask.n_replicas
@@ -426,7 +431,8 @@ class Explainer:
         domain = frame.domains[int(frame.limited[worst])]
         left_w = max(0.0, int(head[worst]) / 1e6)
         facts = {"domain": domain.name, "kind": domain.kind, "need_w": need_uw / 1e6, "headroom_w": left_w}
-        return f"{domain.name} has {_watts(left_w)} left; it needs {_watts(need_uw / 1e6)}.", facts
+        least = "at least " if caps else ""
+        return f"{domain.name} has {_watts(left_w)} left; it needs {least}{_watts(need_uw / 1e6)}.", facts
 
     def _say_reservation(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk

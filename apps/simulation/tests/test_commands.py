@@ -51,30 +51,6 @@ def test_a_file_that_is_not_there_exits_with_2(tmp_path, capsys):
     assert left.value.code == 2
 
 
-HALL = {"domains": [{"name": "hall", "kind": "hall"}]}
-CURTAILMENT = {
-    "type": "demand_response", "name": "noon", "domain": "hall", "target_w": 100, "start": 9, "duration": 60
-}  # fmt: skip
-
-
-def test_what_is_not_supported_yet_exits_with_3_and_is_named(scenario_file, capsys):
-    with pytest.raises(SystemExit) as left:
-        call_command("simulate", scenario_file(scene_of({}, events=[{"t": 5, **CURTAILMENT}], facility=HALL)))
-
-    assert left.value.code == 3
-    assert capsys.readouterr().err == "not supported yet: demand_response\n"
-
-
-def test_a_wrong_scenario_is_wrong_before_it_is_unsupported(scenario_file, capsys):
-    with pytest.raises(SystemExit) as left:
-        call_command(
-            "simulate",
-            scenario_file(scene_of({"runtime": 0}, events=[{"t": 5, **CURTAILMENT}], facility=HALL)),
-        )
-
-    assert left.value.code == 2
-
-
 LOG = """; MaxProcs: 4
 1 0 -1 10 3 -1 -1 3 20 -1 1 1 1 1 1 1 -1 -1
 2 1 -1 10 4 -1 -1 4 10 -1 1 1 1 1 1 1 -1 -1

@@ -6,7 +6,6 @@ import pytest
 
 from apps.simulation.scenario import ScenarioError, read_scenario
 from apps.simulation.tests.scenes import scene_of
-from apps.simulation.unsupported import unsupported_in
 
 
 def faults(raw) -> list[str]:
@@ -216,32 +215,3 @@ def test_parent_and_limit_alone_may_be_null():
     scene["events"] = [{"t": 1, "type": "set_power_limit", "domain": "f", "power_limit_w": None}]
 
     assert read_scenario(json.dumps(scene).encode()).domains[0].power_limit_w is None
-
-
-UNSUPPORTED = {
-    "demand_response": {
-        "facility": {"domains": [{"name": "f", "kind": "facility"}]},
-        "events": [
-            {
-                "t": 1,
-                "type": "demand_response",
-                "name": "d",
-                "domain": "f",
-                "start": 1,
-                "duration": 1,
-                "reduce_w": 5,
-            }
-        ],
-    },
-}
-
-
-@pytest.mark.parametrize(("name", "scene"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_what_is_not_supported_yet_is_named(name, scene):
-    assert unsupported_in(read_scenario(json.dumps(scene).encode())) == (name,)
-
-
-def test_a_range_without_slack_is_no_elastic_job():
-    scene = scene_of({"replicas": {"min": 2, "max": 2}})
-
-    assert unsupported_in(read_scenario(json.dumps(scene).encode())) == ()

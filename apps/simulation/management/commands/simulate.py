@@ -19,11 +19,10 @@ from apps.simulation import report, side_by_side
 from apps.simulation.changes import read_changes
 from apps.simulation.loop import Engine, simulate
 from apps.simulation.scenario import Fault, Scenario, ScenarioError, read_scenario
-from apps.simulation.unsupported import NotSupported, require_supported
 from apps.simulation.whatif import BASE, PASS_INTERVAL_S, Comparison, compare, paced
 from apps.simulation.world import build_world
 
-BAD_SCENARIO, NOT_SUPPORTED, INTERRUPTED = 2, 3, 130
+BAD_SCENARIO, INTERRUPTED = 2, 130
 
 
 class Command(BaseCommand):
@@ -88,8 +87,6 @@ class Command(BaseCommand):
             raise CommandError("Interrupted; nothing was written.", returncode=INTERRUPTED) from None
         except ScenarioError as error:
             self._refuse([str(fault) for fault in error.faults], BAD_SCENARIO)
-        except NotSupported as error:
-            self._refuse([f"not supported yet: {name}" for name in error.names], NOT_SUPPORTED)
 
     # A file alone
 
@@ -104,9 +101,7 @@ class Command(BaseCommand):
             self.stdout.write(report.for_people(outcome))
 
     def _read(self, path: Path) -> Scenario:
-        scenario = read_scenario(self._bytes(path))
-        require_supported(scenario)
-        return scenario
+        return read_scenario(self._bytes(path))
 
     # Side by side
 
