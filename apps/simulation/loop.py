@@ -16,6 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from apps.jobs.spec import SHARE_STEPS
+from apps.power.curtailment.facts import Candidate, Curtailment, Problem
+from apps.power.curtailment.options import candidate_of
+from apps.power.curtailment.solve import solve
 from apps.scheduling.engine import checker, feasibility, planner
 from apps.scheduling.engine.facts import (
     NONE,
@@ -84,6 +87,13 @@ class Engine:
     )
     stopwatch: Callable[[], float] = lambda: 0.0
     on_end: Callable[[], object] = lambda: None  # a job came to its end: for a progress bar
+    candidate: Callable[..., Candidate] = candidate_of
+    curtail: Callable[[Problem], Curtailment] = solve
+    # What goes wrong in answer to a power event: a command is lost; checkpoints take so many times as long as was
+    # said; the controller is dead at that time.
+    loses_command: Callable[[], bool] = lambda: False
+    checkpoint_factor: int = 1
+    is_dead: Callable[[float], bool] = lambda _: False
 
 
 class Rank(IntEnum):

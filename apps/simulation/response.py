@@ -24,8 +24,7 @@ from apps.power.curtailment.facts import (
     Option,
     Problem,
 )
-from apps.power.curtailment.options import allowed_loss, candidate_of
-from apps.power.curtailment.solve import solve
+from apps.power.curtailment.options import allowed_loss
 from apps.scheduling.engine.facts import NONE, Domain, Facility
 from apps.simulation.replay.heap import exact, plain
 from apps.simulation.scenario import DemandResponse
@@ -76,6 +75,7 @@ class _Pending:
     due: Fraction
     cap: float  # 0: a pause
     event: str
+    real: Fraction  # when it will be in force in truth; before that it is looked at again and again
 
 
 class Response:
@@ -99,6 +99,7 @@ class Response:
                 domain = simulation.world.domain_at[row.domain]
                 self._marks.append((max(ZERO, exact(row.t) - MEASURED_S), domain))
         self._has_marked = False
+        self._solved: dict[Problem, Curtailment] = {}
 
     # -- what the loop asks -------------------------------------------------------------------------
 
@@ -202,6 +203,8 @@ class Response:
         if not self.events:
             return
         now = self.sim.agenda.now
+        if self.sim.engine.is_dead(self.sim.agenda.now_s):
+            return  # what is in force stays in force
         self._bring_into_force(now)
         self._tick(now)
         for event in self.events.values():
@@ -334,7 +337,7 @@ class Response:
             most_w = load.draw_w
             for i, n in under.items():  # as if nothing were done with it
                 draw_uw[domains[i]] += round((most_w - self._device_w(life)) * n * 1e6)
-            candidate = candidate_of(load, window_s, is_emergency=is_emergency)
+            candidate = self.sim.engine.candidate(load, window_s, is_emergency=is_emergency)
             options = self._open_options(life, candidate, at, within_s)
             if options[0].lever is not Lever.NONE:
                 # It is on its way already: what it sheds is no choice any more.
@@ -406,6 +409,14 @@ class Response:
             case _:
                 return 0.0
 
+    def _solve(self, problem: Problem) -> Curtailment:
+        """The answer to a problem; one that was just asked is not worked out again."""
+        if problem not in self._solved:
+            if len(self._solved) > 64:
+                self._solved.clear()
+            self._solved[problem] = self.sim.engine.curtail(problem)
+        return self._solved[problem]
+
     # -- shedding -----------------------------------------------------------------------------------
 
     def _begin(self, start: Fraction) -> None:
@@ -442,7 +453,7 @@ class Response:
     def _decided(self, at: Fraction, *, within_s: float = inf) -> list[tuple["Life", Option]]:
         """Jobs with what is to be done with them by then that is not in force yet."""
         problem, lives = self._problem(at, within_s=within_s)
-        chosen = solve(problem).chosen(problem)
+        chosen = self._solve(problem).chosen(problem)
         some = [(life, chosen[life.job.index]) for life in lives if life.job.index in chosen]
         return [(life, option) for life, option in some if self._cap_of(life, option) != life.cap]
 
@@ -461,7 +472,7 @@ class Response:
         recovers = any(e.state == "recovering" for e in self.events.values())
         if not self.pending and not self.pauses and not recovers:
             problem, lives = self._problem(now)
-            chosen = solve(problem).chosen(problem)
+            chosen = self._solve(problem).chosen(problem)
             for life in lives:
                 lever = chosen.get(life.job.index)
                 cap = life.own_cap if lever is None else self._cap_of(life, lever)
@@ -486,11 +497,13 @@ class Response:
         event = self._who_asks(life, start)
         if event.state == "notified":
             self._say(event, "ramping")
-        cap = self._cap_of(life, option)
+        cap, real = self._cap_of(life, option), due
         if option.lever is Lever.PAUSE and life.job.saving is not None and option.takes_s:
-            self.sim.begin_saving(life, life.job.saving.cost_s)
+            factor = self.sim.engine.checkpoint_factor
+            self.sim.begin_saving(life, life.job.saving.cost_s * factor)
+            real = max(due, now + life.job.saving.cost_s * factor)
         under_way = self.pauses if cap == 0.0 else self.pending
-        under_way[life.job.index] = _Pending(due, cap, event.row.name)
+        under_way[life.job.index] = _Pending(due, cap, event.row.name, real)
         self.sim.tell(life)
         self._wake(due)
         if due <= now:
@@ -501,6 +514,15 @@ class Response:
         return next((e for e in events if self._devices_under(life, e.domain)), events[0])
 
     def _bring_into_force(self, now: Fraction) -> None:
+        for under_way in (self.pauses, self.pending):
+            for index in sorted(i for i, p in under_way.items() if p.due <= now):
+                coming = under_way[index]
+                if coming.real > now or self.sim.engine.loses_command():
+                    # Nothing says that it is done: look again soon, and send it again if it was lost.
+                    settle = exact(self._quickest_s()) or MINUTE_S
+                    due = now + settle if coming.real <= now else min(coming.real, now + settle)
+                    under_way[index] = replace(coming, due=due)
+                    self._wake(due)
         for index in sorted(i for i, p in self.pauses.items() if p.due <= now):
             life, coming = self.sim.lives[index], self.pauses.pop(index)
             self.pending.pop(index, None)
@@ -607,7 +629,7 @@ class Response:
             if not any(e.state == "recovering" for e in self.events.values()):
                 return
             problem, lives = self._problem(now)
-            chosen = solve(problem).chosen(problem)
+            chosen = self._solve(problem).chosen(problem)
             goals = {
                 life.job.index: life.own_cap
                 if (option := chosen.get(life.job.index)) is None
@@ -656,7 +678,7 @@ class Response:
     def _is_settled(self, now: Fraction) -> bool:
         """Whether everybody draws what the plan for the targets that bind now gives them."""
         problem, lives = self._problem(now)
-        chosen = solve(problem).chosen(problem)
+        chosen = self._solve(problem).chosen(problem)
         return all(
             life.cap >= (life.own_cap if (o := chosen.get(life.job.index)) is None else self._cap_of(life, o))
             for life in lives
@@ -697,7 +719,7 @@ class Response:
         at = max(event.start, self.sim.agenda.now)
         within_s = float(event.start - self.sim.agenda.now)
         problem, lives = self._problem(at)
-        decided: Curtailment = solve(problem)
+        decided: Curtailment = self._solve(problem)
         position = next(i for i, limit in enumerate(problem.limits) if limit.domain == event.domain)
         k = self.facility.domains[event.domain].overhead_k
         limit = problem.limits[position]

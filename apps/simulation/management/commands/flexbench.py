@@ -1,0 +1,75 @@
+"""How well power events are answered: mixes of work, signals and faults in virtual time."""
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from tqdm import tqdm
+
+from apps.simulation.flexbench.rivals import WAYS
+from apps.simulation.flexbench.run import (
+    FAULTS,
+    Figure,
+    Tally,
+    figures,
+    optimiser_figures,
+    play,
+    scenes,
+    tally,
+)
+
+INTERRUPTED = 130
+
+
+class Command(BaseCommand):
+    """`manage.py flexbench`."""
+
+    help = "Play power events over halls of work, and compare what was delivered and lost with other ways to answer."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--quick", action="store_true", help="three seeds, 256 devices, at most two minutes"
+        )
+        parser.add_argument(
+            "--devices", type=int, default=256, help="256, 4096 or 16384; a multiple of 32 (256)"
+        )
+        parser.add_argument("--seeds", type=int, default=20, help="runs of each mix and signal (20)")
+        parser.add_argument("--summary", type=Path, metavar="OUT.json", help="write the figures there too")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        n_devices = 256 if options["quick"] else options["devices"]
+        if n_devices < 32 or n_devices % 32:
+            raise CommandError("--devices must be a multiple of 32.")
+        if not 1 <= options["seeds"] <= 1000:
+            raise CommandError("--seeds must be from 1 to 1000.")
+        n_seeds = 3 if options["quick"] else options["seeds"]
+        try:
+            found = self._measure(
+                n_devices, n_seeds, is_quick=options["quick"], is_quiet=options["verbosity"] == 0
+            )
+        except KeyboardInterrupt:
+            raise CommandError("Interrupted; nothing was written.", returncode=INTERRUPTED) from None
+        for figure in found:
+            word = "" if figure.limit is None else ("ok" if figure.ok else "MISSED")
+            sign = ">=" if figure.is_at_least else "<="
+            bound = "" if figure.limit is None else f"{sign} {figure.limit:g}"
+            self.stdout.write(f"{figure.name:78s} {figure.value:12.5g}  {bound:10s} {word}")
+        if options["summary"] is not None:
+            rows = [{"name": f.name, "value": f.value, "limit": f.limit, "ok": f.ok} for f in found]
+            options["summary"].write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n")
+
+    def _measure(self, n_devices: int, n_seeds: int, *, is_quick: bool, is_quiet: bool) -> list[Figure]:
+        seen = {("switchyard", fault): Tally() for fault in FAULTS} | {(way, "none"): Tally() for way in WAYS}
+        runs = list(scenes(n_devices, n_seeds, is_quick=is_quick))
+        for _, signal, seed, scene, load_w in tqdm(runs, unit=" runs", disable=True if is_quiet else None):
+            for way, fault in seen:
+                if (way, fault) != ("switchyard", "none") and is_quick and seed:
+                    continue  # the rest is compared on the first seed alone
+                tally(seen[way, fault], scene, signal, play(scene, way, FAULTS[fault], seed), load_w)
+        found = list(optimiser_figures(is_quick=is_quick))
+        for (way, fault), tallied in seen.items():
+            found.extend(figures(way, fault, tallied))
+        return found
