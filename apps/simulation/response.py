@@ -716,10 +716,13 @@ class Response:
 
     def _outlook(self, event: Event) -> dict[str, Any]:
         """What can be had of what is asked, what stands in the way, and what an operator could allow beside it."""
-        at = max(event.start, self.sim.agenda.now)
-        within_s = float(event.start - self.sim.agenda.now)
+        at = first = max(event.start, self.sim.agenda.now)
+        if coming := [pause.due for pause in self.pauses.values() if pause.due < event.end]:
+            at = max(at, *coming)  # what is being saved now will count then
         problem, lives = self._problem(at)
         decided: Curtailment = self._solve(problem)
+        within_s = max(0.0, float(event.start - self.sim.agenda.now))
+        timely, _ = self._problem(first, within_s=max(within_s, self._quickest_s()))
         position = next(i for i, limit in enumerate(problem.limits) if limit.domain == event.domain)
         k = self.facility.domains[event.domain].overhead_k
         limit = problem.limits[position]
@@ -734,7 +737,9 @@ class Response:
             "binding": [],
             "relaxations": [],
         }
-        del within_s
+        # What is slower than the notice comes later: so much is there when the target begins to bind.
+        at_start_w = base_w - self._solve(timely).achievable_uw[position] / 1e6
+        told["achievable_at_start_w"] = _watts(event.reference_w - self._meter_w(event.domain, at_start_w))
         if short_w > CLOSE_W:
             tiers = sorted(
                 {life.job.row.flexibility for life in lives if life.job.row.flexibility != INTERRUPTIBLE}

@@ -18,6 +18,10 @@ from scipy.sparse import csr_array, vstack
 from apps.power.curtailment.facts import Curtailment, Problem
 
 EXACT_UP_TO: Final = 200  # candidates with a choice
+TO_THE_LAST_UP_TO: Final = (
+    60  # options: up to so many every rule is proved; above, the least cost to a thousandth
+)
+CLOSE: Final = 1e-3
 GREEDY_BESIDE: Final = 500  # up to so many the greedy answer is looked at beside the relaxed one
 MAX_NODES: Final = 5_000
 _KILO: Final = 1e9  # microwatts in a kilowatt: numbers near one suit the solver
@@ -158,37 +162,48 @@ def _exact(model: _Model, margin_kw: float = 0.0) -> Curtailment | None:
     scale = max(1.0, float(costs.max()))
     reach = LinearConstraint(sheds, needs * (1 - 1e-9) - 1e-9, np.inf)
     single = LinearConstraint(one, -np.inf, 1)
-    first = _search(costs / scale, [reach, single])
-    if first is None:
+    is_small = n <= TO_THE_LAST_UP_TO
+    found = _search(costs / scale, [reach, single], gap=0.0 if is_small else CLOSE)
+    if found is None:
         return None
+    first, bound = found
+    if not is_small:
+        choices = model.trimmed(_picked(model, first))
+        return None if model.missing(choices) else model.answer(choices, bound * scale, "exact")
     bound_ms = float(costs @ first)
     # Among those that cost no more: fewest jobs, then least shed.
     dearest = LinearConstraint(csr_array(costs[None, :] / scale), -np.inf, bound_ms / scale + 1e-9)
     totals = model.sheds.sum(axis=1).astype(np.float64)
     touches = np.ones(n) + totals / (2.0 * max(1.0, float(totals.sum())))
     second = _search(touches, [reach, single, dearest], proved=False)
-    best = first if second is None else second
-    choices = model.nothing()
-    for i in np.flatnonzero(best > 0.5).tolist():
-        choices[model.columns[i].candidate] = model.columns[i].option
+    choices = _picked(model, first if second is None else second[0])
     if model.missing(choices):
         # The solver calls a milliwatt too few enough; asked for two more it finds what is.
         return None if margin_kw else _exact(model, 2e-6)
     return model.answer(_later_first(model, choices), min(bound_ms, float(model.cost(choices))), "exact")
 
 
+def _picked(model: _Model, columns: FloatArray) -> list[int]:
+    choices = model.nothing()
+    for i in np.flatnonzero(columns > 0.5).tolist():
+        choices[model.columns[i].candidate] = model.columns[i].option
+    return choices
+
+
 def _search(
-    costs: FloatArray, constraints: list[LinearConstraint], *, proved: bool = True
-) -> FloatArray | None:
-    """The best columns; None where there are none, or where the search ends without the proof that is asked for."""
+    costs: FloatArray, constraints: list[LinearConstraint], *, gap: float = 0.0, proved: bool = True
+) -> tuple[FloatArray, float] | None:
+    """(columns, lower bound); None where there are none, or where the search ends without the proof asked for."""
     found = milp(
         costs,
         integrality=np.ones(len(costs)),
         bounds=Bounds(0, 1),
         constraints=constraints,
-        options={"node_limit": MAX_NODES if proved else MAX_NODES // 10, "mip_rel_gap": 0.0},
+        options={"node_limit": MAX_NODES if proved else MAX_NODES // 10, "mip_rel_gap": gap, "disp": False},
     )
-    return found.x if found.x is not None and (found.status == 0 or not proved) else None
+    if found.x is None or (found.status != 0 and proved):
+        return None
+    return found.x, float(found.mip_dual_bound)
 
 
 def _later_first(model: _Model, choices: list[int]) -> list[int]:

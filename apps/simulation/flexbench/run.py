@@ -21,7 +21,7 @@ from apps.simulation.report import summary
 from apps.simulation.scenario import A100_TRAINING, read_scenario
 from apps.simulation.world import build_world
 
-FAULTS: Final = {
+FAULTS: Final[dict[str, dict[str, Any]]] = {
     "none": {},
     "1 % of commands lost": {"lost": 0.01},
     "5 % of commands lost": {"lost": 0.05},
@@ -30,6 +30,7 @@ FAULTS: Final = {
 }
 RAMP_MINUTES: Final = 15.0  # in which the whole load may come back
 SETTLED_W: Final = 1.0
+SLOWEST_MINUTES: Final = 6  # a checkpoint of 300 s, and the caps that follow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,15 @@ class Tally:
     loss: list[float] = field(default_factory=list)
     n_runs: int = 0
 
+    def add(self, other: "Tally") -> None:
+        """Take in what was seen elsewhere."""
+        for name in ("over_w", "ramp_over_w", "rebound", "achievable_off"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        for name in ("intervals", "compliant", "n_broken", "n_runs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("over_shed", "in_30_s", "loss"):
+            getattr(self, name).extend(getattr(other, name))
+
 
 def scenes(n_devices: int, n_seeds: int, *, is_quick: bool) -> Iterator[tuple[str, str, int, Scene, float]]:
     """(mix, signal, seed, scenario, load before) of every run."""
@@ -94,7 +104,7 @@ def _load_w(scene: Scene) -> float:
 
 
 def _ends_s(events: list[Scene]) -> float:
-    return max(event["start"] + event["duration"] for event in events if "start" in event) + 5400.0
+    return float(max(event["start"] + event["duration"] for event in events if "start" in event) + 5400.0)
 
 
 def play(scene: Scene, way: str, fault: dict[str, Any], seed: int) -> tuple[Count, dict[str, Any], list[Any]]:
@@ -136,16 +146,21 @@ def tally(
         # With too little notice for any device to settle, the first minute is the ramp.
         lead = 1 if event["start"] - event["t"] < 10 else 0
         counted = delivered[lead:]
+        if is_feasible and notices[name]["achievable_at_start_w"] < event["reduce_w"] - SETTLED_W:
+            # What is missing at first comes with the slow levers, as was said at notice.
+            counted = delivered[SLOWEST_MINUTES:]
+        alone = not _overlaps(event, asked.values())
+        cancelled = any(x["type"] == "cancel_demand_response" and x["name"] == name for x in scene["events"])
         if is_feasible:
             into.intervals += len(counted)
             into.compliant += sum(watts >= target - SETTLED_W for watts in counted)
-            alone = not _overlaps(event, asked.values())
             if alone and counted:
                 into.over_shed.append(max(0.0, mean(counted) - event["reduce_w"]) / reference_w)
-        elif counted:
+        elif counted and alone and not cancelled:
             best = max(counted)
             into.achievable_off = max(into.achievable_off, abs(best - told["achievable_w"]) / reference_w)
-        if signal == "30 % in 30 s" and is_feasible:
+        in_time = notices[name]["achievable_at_start_w"] >= event["reduce_w"] - SETTLED_W
+        if signal == "30 % in 30 s" and is_feasible and in_time:
             into.in_30_s.append(float(delivered[0] >= target - SETTLED_W))
         if not event.get("emergency"):
             into.n_broken += sum(

@@ -1,7 +1,9 @@
 """How well power events are answered: mixes of work, signals and faults in virtual time."""
 
 import json
+import os
 from argparse import ArgumentParser
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ from apps.simulation.flexbench.run import (
 )
 
 INTERRUPTED = 130
+QUICK_SIGNAL = "25 % for 3 h"
+
+Task = tuple[str, str, str, int, dict[str, Any], float]
+
+
+def _played(task: Task) -> Tally:
+    way, fault, signal, seed, scene, load_w = task
+    seen = Tally()
+    tally(seen, scene, signal, play(scene, way, FAULTS[fault], seed), load_w)
+    return seen
 
 
 class Command(BaseCommand):
@@ -63,12 +75,23 @@ class Command(BaseCommand):
 
     def _measure(self, n_devices: int, n_seeds: int, *, is_quick: bool, is_quiet: bool) -> list[Figure]:
         seen = {("switchyard", fault): Tally() for fault in FAULTS} | {(way, "none"): Tally() for way in WAYS}
-        runs = list(scenes(n_devices, n_seeds, is_quick=is_quick))
-        for _, signal, seed, scene, load_w in tqdm(runs, unit=" runs", disable=True if is_quiet else None):
-            for way, fault in seen:
-                if (way, fault) != ("switchyard", "none") and is_quick and seed:
-                    continue  # the rest is compared on the first seed alone
-                tally(seen[way, fault], scene, signal, play(scene, way, FAULTS[fault], seed), load_w)
+        tasks = [
+            (way, fault, signal, seed, scene, load_w)
+            for _, signal, seed, scene, load_w in scenes(n_devices, n_seeds, is_quick=is_quick)
+            for way, fault in seen
+            # Of a quick look the rest is compared on the first seed and by one signal alone.
+            if not is_quick or (way, fault) == ("switchyard", "none") or (not seed and signal == QUICK_SIGNAL)
+        ]
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            try:
+                played = pool.map(_played, tasks, chunksize=1)
+                for part, task in zip(
+                    tqdm(played, total=len(tasks), unit=" runs", disable=is_quiet or None), tasks, strict=True
+                ):
+                    seen[task[0], task[1]].add(part)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         found = list(optimiser_figures(is_quick=is_quick))
         for (way, fault), tallied in seen.items():
             found.extend(figures(way, fault, tallied))
