@@ -48,9 +48,9 @@ def test_the_outcome_follows_the_intervals(metered_kw, outcome):
 
 def test_exactly_the_target_less_the_tolerance_is_enough():
     event = call()
-    just, under = 140.25 - 17.1, 140.25 - 17.1 + 0.000001
+    just, too_much = Decimal("123.15"), Decimal("123.150001")
 
-    done = settle(event, TERMS, flat(event), meter(*event_day((just, just, under + 0.000001))))
+    done = settle(event, TERMS, flat(event), meter(*event_day((just, just, too_much))))
 
     assert [one.is_compliant for one in done.intervals] == [True, True, False]
     # What is missing within the tolerance costs no penalty, but earns nothing either.
