@@ -1,9 +1,18 @@
-"""How many watts a domain may draw, and what it was seen to draw."""
+"""How many watts a domain may draw, what it was seen to draw, and who asks that it draws less for a while."""
+
+from enum import StrEnum
+from typing import Final
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from apps.inventory.models import MAX_NUMBER, Domain
+from apps.power.response import TargetKind
+from apps.teams.models import User
+
+MAX_PRICE: Final = 1_000_000
+LEVERS: Final = ("cap", "shrink", "pause", "stop", "move")
+_LONGEST_S: Final = 366 * 86_400
 
 
 class PowerLimit(models.Model):
@@ -65,3 +74,350 @@ class PowerReading(models.Model):
             ),
         ]
         indexes = [models.Index(fields=["domain", "-at"], name="reading_by_domain")]
+
+
+def _choices(values: type[StrEnum]) -> list[tuple[str, str]]:
+    return [(value.value, value.value) for value in values]
+
+
+class BaselineMethod(models.TextChoices):
+    METER_BEFORE = "meter_before", "mean of the 15 minutes before the notice"
+    TEN_OF_TEN = "10_of_10", "same hour of the last ten days like it"
+    THREE_PLUS_TWO = "3_plus_2", "same day: three hours before the event and two after"
+
+
+class EmergencyPolicy(models.TextChoices):
+    """What may be done in an emergency without asking anybody; jobs of the firm tier never."""
+
+    NONE = "none", "nothing"
+    CAPS = "caps", "caps down to the lowest"
+    CAPS_AND_STOPS = "caps_and_stops", "caps, and stops of what is interruptible"
+
+
+class Programme(models.Model):
+    """Rules under which somebody outside asks for demand response, and what they pay for it."""
+
+    name = models.CharField(max_length=120, unique=True)
+    time_zone = models.CharField(max_length=64, default="UTC", help_text="Whose days are counted.")
+    notice_s = models.PositiveIntegerField(help_text="From the notice to the start, as promised.")
+    ramp_s = models.PositiveIntegerField(help_text="From the beginning of the ramp to the start.")
+    min_duration_s = models.PositiveIntegerField()
+    max_duration_s = models.PositiveIntegerField()
+    target_kind = models.CharField(max_length=10, choices=_choices(TargetKind))
+    tolerance = models.FloatField(default=0.05, help_text="Share of the target that may be missing.")
+    baseline_method = models.CharField(max_length=20, choices=BaselineMethod.choices)
+    interval_s = models.PositiveIntegerField(help_text="What is settled at once.")
+    price_per_kwh = models.DecimalField(max_digits=12, decimal_places=6, default=0)
+    penalty_per_kwh = models.DecimalField(max_digits=12, decimal_places=6, default=0)
+    max_events_per_day = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: no limit.")
+    max_events_per_season = models.PositiveIntegerField(
+        null=True, blank=True, help_text="In a calendar year; empty: no limit."
+    )
+    is_auto_commit = models.BooleanField(
+        default=False, help_text="A plan that breaches no tier is committed without a person."
+    )
+    two_person_above_w = models.FloatField(
+        null=True, blank=True, help_text="A plan that sheds more needs two people; empty: never."
+    )
+    emergency_policy = models.CharField(
+        max_length=20, choices=EmergencyPolicy.choices, default=EmergencyPolicy.NONE
+    )
+    emergency_policy_by = models.ForeignKey(
+        User, models.PROTECT, null=True, blank=True, related_name="+", help_text="Who approved it."
+    )
+    # A wider policy is asked for by one person and approved by another, who asks for the same.
+    asked_emergency_policy = models.CharField(max_length=20, choices=EmergencyPolicy.choices, blank=True)
+    asked_emergency_policy_by = models.ForeignKey(
+        User, models.PROTECT, null=True, blank=True, related_name="+"
+    )
+    version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(notice_s__lte=_LONGEST_S, ramp_s__lte=_LONGEST_S, max_duration_s__lte=_LONGEST_S)
+                & Q(min_duration_s__gte=1, interval_s__gte=1, interval_s__lte=_LONGEST_S)
+                & Q(tolerance__gte=0, tolerance__lt=1)
+                & (
+                    Q(two_person_above_w=None)
+                    | Q(two_person_above_w__gte=0, two_person_above_w__lt=MAX_NUMBER)
+                ),
+                name="programme_numbers_are_sane",
+            ),
+            models.CheckConstraint(
+                condition=Q(min_duration_s__lte=F("max_duration_s")), name="programme_durations_in_order"
+            ),
+            models.CheckConstraint(
+                condition=Q(price_per_kwh__gte=0, price_per_kwh__lt=MAX_PRICE)
+                & Q(penalty_per_kwh__gte=0, penalty_per_kwh__lt=MAX_PRICE),
+                name="programme_prices_are_sane",
+            ),
+            models.CheckConstraint(
+                condition=(Q(max_events_per_day=None) | Q(max_events_per_day__gte=1))
+                & (Q(max_events_per_season=None) | Q(max_events_per_season__gte=1)),
+                name="programme_counts_are_positive",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    target_kind__in=[kind.value for kind in TargetKind],
+                    baseline_method__in=BaselineMethod.values,
+                    emergency_policy__in=EmergencyPolicy.values,
+                    asked_emergency_policy__in=["", *EmergencyPolicy.values],
+                ),
+                name="programme_words_are_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class EventSource(models.TextChoices):
+    OPERATOR = "operator"
+    OPENADR = "openadr"
+    SCHEDULE = "schedule"
+    EMERGENCY = "emergency"
+
+
+class Outcome(models.TextChoices):
+    OPEN = "", "not known yet"
+    MET = "met"
+    PARTIAL = "partial"
+    MISSED = "missed"
+    CANCELLED = "cancelled"
+    OPTED_OUT = "opted_out"
+
+
+class DemandResponseEvent(models.Model):
+    """Somebody asks that a domain draws less for a while. Where it stands follows from its times and acts.
+
+    Values are on the domain's own side of the meter: at the meter for a facility, IT load below it.
+    """
+
+    programme = models.ForeignKey(Programme, models.PROTECT, null=True, blank=True, related_name="events")
+    domain = models.ForeignKey(Domain, models.PROTECT, related_name="demand_response_events")
+    source = models.CharField(max_length=10, choices=EventSource.choices)
+    external_id = models.CharField(
+        max_length=200,
+        blank=True,
+        help_text="What the source calls it; a later version replaces the one here.",
+    )
+    external_version = models.PositiveIntegerField(default=0)
+    priority = models.PositiveSmallIntegerField(default=1, help_text="0 goes first.")
+    target_kind = models.CharField(max_length=10, choices=_choices(TargetKind))
+    value = models.FloatField(help_text="Watts; or a level, 0 to 3.")
+    notified_at = models.DateTimeField()
+    ramp_start_at = models.DateTimeField()
+    start_at = models.DateTimeField(help_text="The target binds from here.")
+    end_at = models.DateTimeField()
+    recovery_s = models.PositiveIntegerField(default=3600)
+    rebound_limit_share = models.FloatField(
+        default=1.05, help_text="Of the reference: what the load may come back to during the recovery."
+    )
+    tolerance = models.FloatField(default=0.05, help_text="Share of the target that may be missing.")
+    is_test = models.BooleanField(default=False, help_text="Everything but acting on jobs.")
+    is_emergency = models.BooleanField(default=False)
+    reference_w = models.FloatField(
+        null=True, blank=True, help_text="Mean of the 15 minutes before the notice; frozen then."
+    )
+    reference_quality = models.CharField(
+        max_length=10, choices=ReadingQuality.choices, default=ReadingQuality.MISSING
+    )
+    cancelled_at = models.DateTimeField(null=True, blank=True)
+    opted_out_at = models.DateTimeField(null=True, blank=True)
+    released_at = models.DateTimeField(
+        null=True, blank=True, help_text="Every action reverted, and the load within what is allowed."
+    )
+    outcome = models.CharField(max_length=10, choices=Outcome.choices, default=Outcome.OPEN, blank=True)
+    reason = models.CharField(max_length=500, blank=True)
+    created_by = models.ForeignKey(User, models.PROTECT, null=True, blank=True, related_name="+")
+    created_at = models.DateTimeField()
+    version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["start_at", "id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["programme", "external_id"],
+                condition=~Q(external_id=""),
+                nulls_distinct=False,
+                name="one_dr_event_a_programme_and_external_id",
+            ),
+            models.CheckConstraint(
+                condition=Q(notified_at__lte=F("ramp_start_at"))
+                & Q(ramp_start_at__lte=F("start_at"))
+                & Q(start_at__lt=F("end_at")),
+                name="dr_event_times_are_in_order",
+            ),
+            models.CheckConstraint(
+                condition=Q(value__gte=0, value__lt=MAX_NUMBER)
+                & (~Q(target_kind=TargetKind.LEVEL.value) | Q(value__in=[0, 1, 2, 3])),
+                name="dr_event_target_is_sane",
+            ),
+            models.CheckConstraint(
+                condition=Q(priority__lte=1000, recovery_s__lte=_LONGEST_S)
+                & Q(rebound_limit_share__gt=0, rebound_limit_share__lte=10)
+                & Q(tolerance__gte=0, tolerance__lt=1)
+                & (Q(reference_w=None) | Q(reference_w__gte=0, reference_w__lt=MAX_NUMBER)),
+                name="dr_event_numbers_are_sane",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    source__in=EventSource.values,
+                    target_kind__in=[kind.value for kind in TargetKind],
+                    outcome__in=Outcome.values,
+                    reference_quality__in=ReadingQuality.values,
+                ),
+                name="dr_event_words_are_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(cancelled_at=None) | Q(opted_out_at=None), name="dr_event_is_given_up_one_way"
+            ),
+            models.CheckConstraint(
+                condition=Q(cancelled_at__isnull=False, outcome=Outcome.CANCELLED)
+                | Q(opted_out_at__isnull=False, outcome=Outcome.OPTED_OUT)
+                | (
+                    Q(cancelled_at=None, opted_out_at=None)
+                    & ~Q(outcome__in=[Outcome.CANCELLED, Outcome.OPTED_OUT])
+                ),
+                name="dr_event_given_up_has_that_outcome",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["domain", "start_at"], name="dr_event_by_domain"),
+            models.Index(fields=["-start_at", "-id"], name="dr_event_by_start"),
+        ]
+
+    def __str__(self) -> str:
+        return f"event {self.pk} of {self.domain}"
+
+
+class PlanState(models.TextChoices):
+    DRAFT = "draft"
+    PREVIEWED = "previewed"
+    COMMITTED = "committed"
+    SUPERSEDED = "superseded"
+
+
+class CurtailmentPlan(models.Model):
+    """What would be, or is, done for an event. Once it is committed a trigger holds it as it is."""
+
+    event = models.ForeignKey(DemandResponseEvent, models.PROTECT, related_name="plans")
+    number = models.PositiveIntegerField(help_text="Version of the plan, from 1 on for each event.")
+    event_version = models.PositiveIntegerField(help_text="Of the event, as it was when this was made.")
+    state = models.CharField(max_length=10, choices=PlanState.choices, default=PlanState.DRAFT)
+    inputs_hash = models.CharField(max_length=64, help_text="SHA-256, hex, of all it was decided from.")
+    plan = models.JSONField(help_text="{actions: [...], tier_breaches: [...], ...}")
+    predicted_shed_w = models.FloatField()
+    shortfall_w = models.FloatField(default=0)
+    lost_device_s = models.FloatField(default=0)
+    bound_device_s = models.FloatField(default=0, help_text="No plan with as little missing loses less.")
+    draw_w = models.FloatField(null=True, blank=True, help_text="Of the domain, when it was made.")
+    n_breaches = models.PositiveIntegerField(
+        default=0, help_text="Jobs that would lose more than they allow."
+    )
+    created_by = models.ForeignKey(User, models.PROTECT, null=True, blank=True, related_name="+")
+    previewed_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    approved_at = models.DateTimeField(null=True, blank=True, help_text="By the first of two people.")
+    approved_by = models.ForeignKey(User, models.PROTECT, null=True, blank=True, related_name="+")
+    committed_at = models.DateTimeField(null=True, blank=True)
+    committed_by = models.ForeignKey(
+        User, models.PROTECT, null=True, blank=True, related_name="+", help_text="Empty: by policy."
+    )
+
+    class Meta:
+        ordering = ["event_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["event", "number"], name="one_plan_an_event_and_number"),
+            models.UniqueConstraint(
+                fields=["event"], condition=Q(state=PlanState.COMMITTED), name="one_committed_plan_an_event"
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=PlanState.values), name="curtailment_plan_state_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(predicted_shed_w__gte=0, predicted_shed_w__lt=MAX_NUMBER)
+                & Q(shortfall_w__gte=0, shortfall_w__lt=MAX_NUMBER)
+                & Q(lost_device_s__gte=0, lost_device_s__lt=MAX_NUMBER)
+                & Q(bound_device_s__gte=0, bound_device_s__lt=MAX_NUMBER)
+                & (Q(draw_w=None) | Q(draw_w__gte=0, draw_w__lt=MAX_NUMBER))
+                & Q(number__gte=1, event_version__gte=1, inputs_hash__regex=r"^[0-9a-f]{64}$"),
+                name="curtailment_plan_numbers_are_sane",
+            ),
+            models.CheckConstraint(
+                condition=(
+                    Q(state=PlanState.DRAFT, previewed_at=None, expires_at=None, committed_at=None)
+                    | Q(state=PlanState.PREVIEWED, previewed_at__isnull=False, committed_at=None)
+                    | Q(
+                        state=PlanState.COMMITTED,
+                        previewed_at__isnull=False,
+                        committed_at__gte=F("previewed_at"),
+                    )
+                    | Q(state=PlanState.SUPERSEDED)
+                )
+                & (Q(previewed_at=None, expires_at=None) | Q(expires_at__gt=F("previewed_at"))),
+                name="curtailment_plan_times_fit_its_state",
+            ),
+            models.CheckConstraint(
+                condition=Q(approved_by=None) | Q(committed_by=None) | ~Q(approved_by=F("committed_by")),
+                name="curtailment_plan_is_approved_by_somebody_else",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"plan {self.number} of event {self.event_id}"
+
+
+class ActionState(models.TextChoices):
+    REQUESTED = "requested"
+    ACKED = "acked"
+    VERIFIED = "verified"
+    FAILED = "failed"
+    REVERTED = "reverted"
+
+
+class CurtailmentAction(models.Model):
+    """One thing that a committed plan does to one job, and how far it has come."""
+
+    plan = models.ForeignKey(CurtailmentPlan, models.PROTECT, related_name="actions")
+    # A plain number: the ledger stands above.
+    job_id = models.BigIntegerField()
+    lever = models.CharField(max_length=10)
+    before = models.JSONField(help_text="What the job has now, and gets back.")
+    after = models.JSONField(help_text="What it gets.")
+    expected_w = models.FloatField(help_text="How much less it then draws, in watts of IT load.")
+    issue_at = models.DateTimeField(help_text="When it is asked for.")
+    effective_by_at = models.DateTimeField(help_text="When the draw is down at the latest.")
+    state = models.CharField(max_length=10, choices=ActionState.choices, default=ActionState.REQUESTED)
+    state_since_at = models.DateTimeField()
+    idempotency_key = models.CharField(max_length=120, unique=True)
+    lease_until_at = models.DateTimeField(
+        null=True, blank=True, help_text="Whoever carries it out goes back by itself after this."
+    )
+    fence = models.PositiveBigIntegerField(default=0, help_text="A report with an older one is ignored.")
+    note = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        ordering = ["plan_id", "issue_at", "id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(state__in=ActionState.values, lever__in=LEVERS),
+                name="curtailment_action_words_are_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(expected_w__gte=0, expected_w__lt=MAX_NUMBER) & ~Q(idempotency_key=""),
+                name="curtailment_action_numbers_are_sane",
+            ),
+            models.CheckConstraint(
+                condition=Q(issue_at__lte=F("effective_by_at")), name="curtailment_action_times_are_in_order"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["job_id"], name="curtailment_action_by_job"),
+            models.Index(fields=["plan", "state"], name="curtailment_action_by_state"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.lever} job {self.job_id}"
