@@ -12,6 +12,7 @@ from apps.teams.models import User
 
 MAX_PRICE: Final = 1_000_000
 LEVERS: Final = ("cap", "shrink", "pause", "stop", "move")
+LONGEST_RECOVERY_S: Final = 7 * 86_400
 _LONGEST_S: Final = 366 * 86_400
 
 
@@ -256,7 +257,7 @@ class DemandResponseEvent(models.Model):
                 name="dr_event_target_is_sane",
             ),
             models.CheckConstraint(
-                condition=Q(priority__lte=1000, recovery_s__lte=_LONGEST_S)
+                condition=Q(priority__lte=1000, recovery_s__lte=LONGEST_RECOVERY_S)
                 & Q(rebound_limit_share__gt=0, rebound_limit_share__lte=10)
                 & Q(tolerance__gte=0, tolerance__lt=1)
                 & (Q(reference_w=None) | Q(reference_w__gte=0, reference_w__lt=MAX_NUMBER)),

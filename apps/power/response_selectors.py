@@ -9,8 +9,10 @@ from typing import Any, Final
 from django.db import connection
 from django.db.models import Exists, OuterRef, QuerySet
 
+from apps.core.errors import NotFound
 from apps.inventory.models import Domain, DomainKind
 from apps.power.models import (
+    LONGEST_RECOVERY_S,
     ActionState,
     CurtailmentAction,
     CurtailmentPlan,
@@ -33,7 +35,8 @@ from apps.power.response import (
 from apps.power.selectors import FRESH, latest_readings
 
 REFERENCE: Final = timedelta(minutes=15)
-_LONGEST_RECOVERY: Final = timedelta(days=366)
+# An event may count for the rebound of one that was announced while it bound: twice the longest recovery.
+_LOOKED_BACK: Final = timedelta(seconds=2 * LONGEST_RECOVERY_S)
 _MOST_MISSING: Final = 0.2  # of the readings; with more of them bad the mean is an estimate
 
 
@@ -48,6 +51,14 @@ def events() -> QuerySet[DemandResponseEvent]:
     return DemandResponseEvent.objects.select_related(
         "domain__power_limit", "programme", "created_by"
     ).annotate(has_committed_plan=Exists(plans), has_open_actions=Exists(actions))
+
+
+def locked_event(event_id: int) -> DemandResponseEvent:
+    """An event of events(), locked until the transaction ends; raises NotFound."""
+    event = events().select_for_update(no_key=True, of=("self",)).filter(pk=event_id).first()
+    if event is None:
+        raise NotFound("There is no such event.")
+    return event
 
 
 def plans_of(event: DemandResponseEvent) -> QuerySet[CurtailmentPlan]:
@@ -132,7 +143,7 @@ def event_limits_w(at: datetime) -> Mapping[int, float]:
     A domain is also bound by the limits of all above it; that is for whoever knows the tree.
     """
     rows = DemandResponseEvent.objects.filter(
-        start_at__lte=at, end_at__gt=at - _LONGEST_RECOVERY, is_test=False
+        start_at__lte=at, end_at__gt=at - _LOOKED_BACK, is_test=False
     ).select_related("domain__power_limit")
     return limits_of(rows, at=at)
 

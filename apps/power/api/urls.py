@@ -1,9 +1,32 @@
 from django.urls import path
 
-from apps.power.api import views
+from apps.power.api import response_views, views
 
 urlpatterns = [
     path("power/domains", views.PowerDomainsView.as_view(), name="power-domains"),
     path("power/domains/<str:name>", views.PowerDomainView.as_view(), name="power-domain"),
     path("power/readings", views.PowerReadingsView.as_view(), name="power-readings"),
+    path("demand-response/events", response_views.EventsView.as_view(), name="response-events"),
+    path("demand-response/events/<int:event_id>", response_views.EventView.as_view(), name="response-event"),
+    path(
+        "demand-response/events/<int:event_id>/cancel",
+        response_views.EventCancelView.as_view(),
+        name="response-event-cancel",
+    ),
+    path(
+        "demand-response/events/<int:event_id>/opt-out",
+        response_views.EventOptOutView.as_view(),
+        name="response-event-opt-out",
+    ),
+    path(
+        "demand-response/events/<int:event_id>/plans",
+        response_views.EventPlansView.as_view(),
+        name="response-event-plans",
+    ),
+    path("demand-response/programmes", response_views.ProgrammesView.as_view(), name="response-programmes"),
+    path(
+        "demand-response/programmes/<str:name>",
+        response_views.ProgrammeView.as_view(),
+        name="response-programme",
+    ),
 ]

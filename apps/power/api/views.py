@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from pydantic import TypeAdapter, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -15,14 +14,13 @@ from apps.core.api.body import page_schema, parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
-from apps.core.strict import Instant
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
 from apps.power import selectors, services
 from apps.power.api import bodies
+from apps.power.api.parameters import time_in
 from apps.teams import policies
 from apps.teams.policies import person
 
-_instant: TypeAdapter[datetime] = TypeAdapter(Instant)
 _KINDS = (*POWER_KINDS, DomainKind.COOLING)
 
 
@@ -83,8 +81,8 @@ class PowerReadingsView(APIView):
         name = request.query_params.get("domain")
         if name is None:
             raise InvalidInput.of("domain", "is required", "missing")
-        end_at = _time(request, "to") or clock.now()
-        begin_at = _time(request, "from") or end_at - timedelta(days=1)
+        end_at = time_in(request, "to") or clock.now()
+        begin_at = time_in(request, "from") or end_at - timedelta(days=1)
         rows = selectors.readings_of(_domain(name), begin_at=begin_at, end_at=end_at)
         return Response(
             page(rows, request, order=["at", "id"], render=lambda row: bodies.ReadingOut.of(row).model_dump())
@@ -121,14 +119,3 @@ def _domain(name: str) -> Domain:
     if found is None:
         raise NotFound(f"There is no power domain {name!r}.")
     return found
-
-
-def _time(request: Request, name: str) -> datetime | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    try:
-        return _instant.validate_python(text)
-    except ValidationError:
-        message = "must be a date and time with its zone, such as 2026-03-01T08:00:00Z"
-        raise InvalidInput.of(name, message) from None

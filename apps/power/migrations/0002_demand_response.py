@@ -233,7 +233,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='demandresponseevent',
-            constraint=models.CheckConstraint(condition=models.Q(('priority__lte', 1000), ('recovery_s__lte', 31622400), ('rebound_limit_share__gt', 0), ('rebound_limit_share__lte', 10), ('tolerance__gte', 0), ('tolerance__lt', 1), models.Q(('reference_w', None), models.Q(('reference_w__gte', 0), ('reference_w__lt', 1000000000000.0)), _connector='OR')), name='dr_event_numbers_are_sane'),
+            constraint=models.CheckConstraint(condition=models.Q(('priority__lte', 1000), ('recovery_s__lte', 604800), ('rebound_limit_share__gt', 0), ('rebound_limit_share__lte', 10), ('tolerance__gte', 0), ('tolerance__lt', 1), models.Q(('reference_w', None), models.Q(('reference_w__gte', 0), ('reference_w__lt', 1000000000000.0)), _connector='OR')), name='dr_event_numbers_are_sane'),
         ),
         migrations.AddConstraint(
             model_name='demandresponseevent',
