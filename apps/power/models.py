@@ -354,11 +354,19 @@ class CurtailmentPlan(models.Model):
                     | Q(
                         state=PlanState.COMMITTED,
                         previewed_at__isnull=False,
+                        committed_at__isnull=False,  # a check that comes to NULL would let it in
                         committed_at__gte=F("previewed_at"),
                     )
                     | Q(state=PlanState.SUPERSEDED)
                 )
-                & (Q(previewed_at=None, expires_at=None) | Q(expires_at__gt=F("previewed_at"))),
+                & (
+                    Q(previewed_at=None, expires_at=None)
+                    | Q(
+                        previewed_at__isnull=False,
+                        expires_at__isnull=False,
+                        expires_at__gt=F("previewed_at"),
+                    )
+                ),
                 name="curtailment_plan_times_fit_its_state",
             ),
             models.CheckConstraint(

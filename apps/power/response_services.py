@@ -313,7 +313,7 @@ def _check_times(
         fault("start_at", f"must lie in the next {_AHEAD.days} days")
     if notified_at > draft.start_at:
         fault("notified_at", "must not lie after start_at")
-    elif is_new and notified_at < at - _BACKDATED:
+    elif is_new and draft.notified_at is not None and notified_at < at - _BACKDATED:
         fault("notified_at", "must not lie in the past")
     if not notified_at <= ramp_start_at <= draft.start_at:
         fault("ramp_start_at", "must lie between the notice and start_at")

@@ -1,10 +1,11 @@
 """What goes in and comes out: programmes, demand-response events and their plans. Money is text, never a float."""
 
+import re
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from apps.core.api.body import Out
 from apps.core.strict import (
@@ -40,7 +41,15 @@ PhaseWord = Literal["scheduled", "notified", "ramping", "active", "recovering", 
 WholeSeconds = Annotated[int, Field(ge=1, le=366 * 86_400)]
 WholeSecondsOrZero = Annotated[int, Field(ge=0, le=366 * 86_400)]
 Tolerance = Annotated[Number, Field(ge=0, lt=1)]
-Money = Annotated[Text, Field(pattern=r"^\d{1,6}(\.\d{1,6})?$", description="As text: `0.40`.")]
+
+
+def _amount(text: str) -> str:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text, re.ASCII):
+        raise ValueError("must be an amount as text, such as 0.40, with at most six digits on either side")
+    return text
+
+
+Money = Annotated[Text, AfterValidator(_amount), Field(description="As text: `0.40`.")]
 
 
 class ProgrammeIn(Strict):

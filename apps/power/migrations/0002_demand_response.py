@@ -4,6 +4,7 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
+
 # What somebody committed to is what they saw: the database itself refuses to change or delete it. It may only be
 # superseded, once.
 FORWARD = """
@@ -185,7 +186,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='curtailmentplan',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(models.Q(('committed_at', None), ('expires_at', None), ('previewed_at', None), ('state', 'draft')), models.Q(('committed_at', None), ('previewed_at__isnull', False), ('state', 'previewed')), models.Q(('committed_at__gte', models.F('previewed_at')), ('previewed_at__isnull', False), ('state', 'committed')), ('state', 'superseded'), _connector='OR'), models.Q(models.Q(('expires_at', None), ('previewed_at', None)), ('expires_at__gt', models.F('previewed_at')), _connector='OR')), name='curtailment_plan_times_fit_its_state'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(models.Q(('committed_at', None), ('expires_at', None), ('previewed_at', None), ('state', 'draft')), models.Q(('committed_at', None), ('previewed_at__isnull', False), ('state', 'previewed')), models.Q(('committed_at__gte', models.F('previewed_at')), ('committed_at__isnull', False), ('previewed_at__isnull', False), ('state', 'committed')), ('state', 'superseded'), _connector='OR'), models.Q(models.Q(('expires_at', None), ('previewed_at', None)), models.Q(('expires_at__gt', models.F('previewed_at')), ('expires_at__isnull', False), ('previewed_at__isnull', False)), _connector='OR')), name='curtailment_plan_times_fit_its_state'),
         ),
         migrations.AddConstraint(
             model_name='curtailmentplan',
