@@ -7,11 +7,12 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.inventory.models import MAX_NUMBER, Domain
+from apps.power.curtailment.facts import Lever
 from apps.power.response import TargetKind
 from apps.teams.models import User
 
 MAX_PRICE: Final = 1_000_000
-LEVERS: Final = ("cap", "shrink", "pause", "stop", "move")
+LEVERS: Final = tuple(lever.value for lever in Lever if lever is not Lever.NONE)
 LONGEST_RECOVERY_S: Final = 7 * 86_400
 _LONGEST_S: Final = 366 * 86_400
 

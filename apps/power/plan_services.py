@@ -13,8 +13,10 @@ from django.db.models import Max
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
+from apps.power.curtailment.facts import FIRM, INTERRUPTIBLE, Lever
 from apps.power.errors import ConfirmationNeeded, EventClosed, NotPreauthorised, PlanStale
 from apps.power.models import (
+    LEVERS,
     ActionState,
     CurtailmentAction,
     CurtailmentPlan,
@@ -30,7 +32,6 @@ from apps.teams.models import User
 EXPIRES_AFTER: Final = timedelta(minutes=5)
 MOVED_SHARE: Final = 0.02  # a domain that draws so much more or less is not the one that was previewed
 
-_FIRM, _INTERRUPTIBLE = 0, 4  # tiers
 _FOLLOWS: Final[Mapping[str, frozenset[str]]] = {
     ActionState.REQUESTED: frozenset(
         {ActionState.ACKED, ActionState.VERIFIED, ActionState.FAILED, ActionState.REVERTED}
@@ -253,6 +254,7 @@ def _require_open(event: DemandResponseEvent, at: datetime) -> None:
 def _require_sense(draft: PlanDraft, event: DemandResponseEvent) -> None:
     faults = []
     for index, action in enumerate(draft.actions):
+        assert action.lever in LEVERS, action.lever
         # An event that is cancelled before its ramp has nothing to undo: so nothing is done before.
         if action.issue_at < event.ramp_start_at:
             faults.append((index, "issue_at", "must not lie before the ramp"))
@@ -314,9 +316,9 @@ def _policy_for(event: DemandResponseEvent, plan: CurtailmentPlan) -> str:
 
 def _is_emergency_act(action: Mapping[str, Any], may_stop: bool) -> bool:
     """Caps for all but firm jobs; what stops a job, for interruptible ones alone."""
-    if action["lever"] == "cap":
-        return bool(action["tier"] != _FIRM)
-    return bool(may_stop and action["tier"] == _INTERRUPTIBLE)
+    if action["lever"] == Lever.CAP:
+        return bool(action["tier"] != FIRM)
+    return bool(may_stop and action["tier"] == INTERRUPTIBLE)
 
 
 def _policy_facts(event: DemandResponseEvent, by_policy: str) -> dict[str, Any]:

@@ -55,10 +55,11 @@ def events() -> QuerySet[DemandResponseEvent]:
 
 def locked_event(event_id: int) -> DemandResponseEvent:
     """An event of events(), locked until the transaction ends; raises NotFound."""
-    event = events().select_for_update(no_key=True, of=("self",)).filter(pk=event_id).first()
-    if event is None:
+    # First the lock, then the facts: one statement would tell of plans as they were before it had to wait.
+    locked = DemandResponseEvent.objects.select_for_update(no_key=True).filter(pk=event_id).first()
+    if locked is None:
         raise NotFound("There is no such event.")
-    return event
+    return events().get(pk=event_id)
 
 
 def plans_of(event: DemandResponseEvent) -> QuerySet[CurtailmentPlan]:

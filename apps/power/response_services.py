@@ -3,7 +3,7 @@
 Nothing here acts on a job: what is done for an event is a plan, which somebody commits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -32,7 +32,6 @@ from apps.power.models import (
 from apps.power.response import OVER, Load, Phase, TargetKind, target_it_w
 from apps.power.response_selectors import (
     Reference,
-    events,
     idle_floor_w,
     locked_event,
     meter_of,
@@ -111,6 +110,8 @@ def announce_event(
     """
     if actor is not None:
         policies.require_may_operate(actor)
+    if draft.source == EventSource.EMERGENCY:
+        draft = replace(draft, is_emergency=True)
     with connection.cursor() as cursor:
         # One after the other: of two at once, each would be the first of its name, or the last that is allowed.
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('demand response'))")
@@ -240,13 +241,10 @@ def _known(draft: EventDraft) -> DemandResponseEvent | None:
     """The event of this external id, locked."""
     if not draft.external_id:
         return None
-    rows = events().filter(external_id=draft.external_id)
-    rows = (
-        rows.filter(programme=None)
-        if draft.programme is None
-        else rows.filter(programme__name=draft.programme)
-    )
-    return rows.select_for_update(no_key=True, of=("self",)).first()
+    of = {"programme": None} if draft.programme is None else {"programme__name": draft.programme}
+    rows = DemandResponseEvent.objects.filter(external_id=draft.external_id, **of)
+    event_id = rows.values_list("pk", flat=True).first()
+    return None if event_id is None else locked_event(event_id)
 
 
 def _resolved(draft: EventDraft, known: DemandResponseEvent | None, at: datetime) -> _Resolved:

@@ -165,7 +165,7 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ['plan_id', 'issue_at', 'id'],
                 'indexes': [models.Index(fields=['job_id'], name='curtailment_action_by_job'), models.Index(fields=['plan', 'state'], name='curtailment_action_by_state')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('lever__in', ('cap', 'shrink', 'pause', 'stop', 'move')), ('state__in', ['requested', 'acked', 'verified', 'failed', 'reverted'])), name='curtailment_action_words_are_known'), models.CheckConstraint(condition=models.Q(('expected_w__gte', 0), ('expected_w__lt', 1000000000000.0), models.Q(('idempotency_key', ''), _negated=True)), name='curtailment_action_numbers_are_sane'), models.CheckConstraint(condition=models.Q(('issue_at__lte', models.F('effective_by_at'))), name='curtailment_action_times_are_in_order')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('lever__in', ('cap', 'shrink', 'pause', 'stop')), ('state__in', ['requested', 'acked', 'verified', 'failed', 'reverted'])), name='curtailment_action_words_are_known'), models.CheckConstraint(condition=models.Q(('expected_w__gte', 0), ('expected_w__lt', 1000000000000.0), models.Q(('idempotency_key', ''), _negated=True)), name='curtailment_action_numbers_are_sane'), models.CheckConstraint(condition=models.Q(('issue_at__lte', models.F('effective_by_at'))), name='curtailment_action_times_are_in_order')],
             },
         ),
         migrations.AddConstraint(

@@ -1,9 +1,10 @@
 """Announcing events and giving them up."""
 
+import threading
 from datetime import timedelta
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 
 from apps.core.errors import Forbidden, InvalidInput, NameTaken, VersionConflict
 from apps.events.models import Event
@@ -291,10 +292,16 @@ def test_nobody_opts_out_of_an_emergency(hall):
         response_services.opt_out(event_id=event.pk, actor=None, at=NOTICE)
 
 
+def test_without_an_external_id_each_is_an_event_of_its_own(hall):
+    assert announce() != announce()
+
+
+def test_what_comes_as_an_emergency_is_one(hall):
+    assert announce(source="emergency").is_emergency
+
+
 def test_who_changed_it_meanwhile_is_told(hall, operator):
     event = announce()
-    announce_again = {"source": "operator", "external_id": ""}
-    assert announce(**announce_again).pk != event.pk
     with pytest.raises(VersionConflict):
         response_services.cancel_event(event_id=event.pk, actor=operator, at=NOTICE, version=7)
 
@@ -342,6 +349,27 @@ def test_the_database_keeps_one_event_an_external_id(hall):
     event.pk = None
     with pytest.raises(IntegrityError, match="one_dr_event"), transaction.atomic():
         event.save(force_insert=True)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_that_say_the_same_at_once_one_announces():
+    draw(domain("hall", "hall"), 132.4e3)
+    found, start = [], threading.Barrier(2)
+
+    def tell():
+        start.wait()
+        try:
+            found.append(announce(source="openadr", external_id="ev-1").pk)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=tell) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [DemandResponseEvent.objects.get().pk] * 2
 
 
 # Programmes.
