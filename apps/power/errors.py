@@ -6,13 +6,14 @@ from apps.core.errors import DomainError
 
 
 class TargetBelowFloor(DomainError):
-    """Less than the domain draws with everything at rest: a slip of the keyboard, or a matter for a person."""
+    """Less than the domain draws with everything at rest: a slip of the keyboard, or meant by a person."""
 
     code = "target_below_floor"
 
     def __init__(self, *, limit_w: float, floor_w: float) -> None:
         super().__init__(
-            f"The target leaves {limit_w:.0f} W of IT load; with all work paused the domain draws {floor_w:.0f} W.",
+            f"The target leaves {limit_w:.0f} W of IT load;"
+            f" with all work paused the domain draws {floor_w:.0f} W.",
             limit_w=limit_w,
             floor_w=floor_w,
         )

@@ -1,4 +1,4 @@
-"""Plans of curtailment: kept when they are previewed, in force once somebody commits them, carried out by actions.
+"""Plans of curtailment: kept when previewed, in force once somebody commits them, carried out by actions.
 
 An actor of None is the site itself. What it may commit alone is what a programme allows in advance.
 """
@@ -89,7 +89,7 @@ class PlanDraft:
 def save_preview(
     *, event_id: int, draft: PlanDraft, inputs_hash: str, actor: User | None, at: datetime
 ) -> CurtailmentPlan:
-    """Keep a plan as the newest preview of its event; earlier previews are superseded. Nothing is done to any job.
+    """Keep a plan as the newest preview of its event, in place of earlier ones. Nothing is done to any job.
 
     Args:
         inputs_hash: SHA-256, hex, of all it was decided from: targets, jobs, and what may be done with each.
@@ -138,10 +138,10 @@ def commit_plan(
     confirmation: str = "",
     reason: str = "",
 ) -> CurtailmentPlan:
-    """Put the previewed plan of an event in force, in place of the one before. The same plan again changes nothing.
+    """Put the previewed plan of an event in force, in place of the one before. Twice changes nothing more.
 
-    A plan that sheds more than its programme lets one person decide is only approved by the first: its state is still
-    `previewed`, and somebody else has to commit it before it expires.
+    A plan that sheds more than its programme lets one person decide is only approved by the first: its state
+    is still `previewed`, and somebody else has to commit it before it expires.
 
     Args:
         inputs_hash: Of the preview that was seen.

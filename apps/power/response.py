@@ -1,4 +1,4 @@
-"""What a demand-response event asks for, and where it stands: pure, a function of its times and of what was done.
+"""What a demand-response event asks for, and where it stands: pure, of its times and of what was done.
 
 Nothing here is remembered between two calls, so after a crash the same facts give the same answer.
 """
@@ -84,9 +84,9 @@ def phase_of(
 ) -> Phase:
     """Where an event stands at an instant.
 
-    An event that nobody committed a plan for touches nothing: it stays notified until it ends. What is given up before
-    the ramp has nothing to undo; what is given up later is released first. An act counts from its own instant on, and
-    giving up after the end changes nothing.
+    An event that nobody committed a plan for touches nothing: it stays notified until it ends. What is given
+    up before the ramp has nothing to undo; what is given up later is released first. An act counts from its own
+    instant on, and giving up after the end changes nothing.
 
     Args:
         has_committed_plan: A plan is or was in force for it.
@@ -117,7 +117,7 @@ def _is_released(acts: Acts, is_all_reverted: bool, load: Load, at: datetime) ->
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """How a domain's reading follows from its IT load: meter = fixed + k x IT. Below the facility: the same."""
+    """How a domain's reading follows from its IT load: fixed + k x IT. Below the facility: the same."""
 
     fixed_w: float = 0.0
     k: float = 1.0
@@ -129,7 +129,7 @@ class Meter:
     def it_shed_w(self, meter_shed_w: float) -> float:
         """IT load that must go for the meter to fall by so much.
 
-        By k alone: the fixed part stays whatever is shed, so the PUE, which holds a share of it, promises too little.
+        By k alone: the fixed part stays whatever is shed. The PUE holds a share of it, and would ask too little.
         """
         return meter_shed_w / self.k
 
@@ -140,7 +140,7 @@ class Response:
 
     Attributes:
         reference_w: Mean before the notice; None: not frozen yet.
-        rebound_limit_share: Of the reference; what the load may come back to until `recovery_s` after the end.
+        rebound_limit_share: Of the reference; what the load may come back to for `recovery_s` after it.
     """
 
     times: Times
@@ -164,7 +164,7 @@ class Response:
         return not self.is_test and self.times.start_at <= at < self.binds_until_at
 
     def rebounds(self, at: datetime) -> bool:
-        """Whether the load is held back after it. An event that was given up before its ramp held nothing down."""
+        """Whether the load is held back after it. What was given up before its ramp held nothing down."""
         until_at = self.binds_until_at
         if self.is_test or until_at < self.times.ramp_start_at:
             return False
@@ -191,8 +191,8 @@ def limit_it_w(response: Response, meter: Meter) -> float | None:
 def effective_limit_w(responses: Iterable[Response], *, meter: Meter, at: datetime) -> float | None:
     """What the events of one domain leave it at an instant, in watts of IT load; None: they do not bind.
 
-    The strictest one counts, never the sum: a load that meets it meets the others too. While one recovers, its
-    rebound limit counts like a target.
+    The strictest one counts, never the sum: a load that meets it meets the others too. While one recovers,
+    its rebound limit counts like a target.
     """
     told = list(responses)
     limits = [limit_it_w(one, meter) for one in told if one.binds(at)]
@@ -213,8 +213,8 @@ def needed_shed_w(responses: Iterable[Response], *, meter: Meter, draw_w: float,
 def _rebound_bases_w(responses: Sequence[Response]) -> list[float | None]:
     """By event, the load that its rebound limit is a share of.
 
-    A reference that was taken while another event held the load down is no normal load: coming back to it would keep
-    the domain curtailed after both have ended. The reference of that other event counts then, if it is higher.
+    A reference that was taken while another event held the load down is no normal load: coming back to it
+    would keep the domain curtailed after both have ended. The other event's counts then, if it is higher.
     """
     order = sorted(range(len(responses)), key=lambda index: responses[index].times.notified_at)
     bases: list[float | None] = [None] * len(responses)

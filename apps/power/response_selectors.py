@@ -1,4 +1,4 @@
-"""Demand response as it stands: programmes, events with their phases, and what they leave each domain to draw."""
+"""Demand response as it stands: programmes, events with their phases, what they leave each domain to draw."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ def plans_of(event: DemandResponseEvent) -> QuerySet[CurtailmentPlan]:
 
 
 def meter_of(domain: Domain) -> Meter:
-    """How readings of this domain follow from its IT load: facilities are read at their meter, all others are IT."""
+    """How readings of this domain follow from its IT load: facilities are read at their meter."""
     limit = getattr(domain, "power_limit", None)
     if limit is None or domain.kind != DomainKind.FACILITY:
         return Meter()
@@ -139,7 +139,7 @@ def _rebound_limit_w(event: DemandResponseEvent, at: datetime) -> float | None:
 
 
 def event_limits_w(at: datetime) -> Mapping[int, float]:
-    """By domain id, the IT load that its events leave it at this instant; domains without such a limit are absent.
+    """By domain id, the IT load that its events leave it at this instant; absent: they leave it alone.
 
     A domain is also bound by the limits of all above it; that is for whoever knows the tree.
     """

@@ -1,4 +1,4 @@
-"""Announcing demand-response events and giving them up. An actor of None is the site itself, or an outside source.
+"""Announcing demand-response events and giving them up. An actor of None is the site, or an outside source.
 
 Nothing here acts on a job: what is done for an event is a plan, which somebody commits.
 """
@@ -98,10 +98,10 @@ def announce_event(
 ) -> DemandResponseEvent:
     """Take in that somebody asks for less. The same version of the same external event changes nothing.
 
-    A later version of it changes the event in place: what is in force for it stays until another plan is committed.
+    A later version changes the event in place: what is in force for it stays until another plan is committed.
 
     Args:
-        floor_w: IT load that the domain draws at the least; a target below it needs `is_below_floor_confirmed`.
+        floor_w: IT load of the domain at the least; a target below it needs `is_below_floor_confirmed`.
             None: with all its nodes on and at rest.
 
     Raises:
@@ -113,7 +113,7 @@ def announce_event(
     if draft.source == EventSource.EMERGENCY:
         draft = replace(draft, is_emergency=True)
     with connection.cursor() as cursor:
-        # One after the other: of two at once, each would be the first of its name, or the last that is allowed.
+        # One after the other: of two at once, each would be the first of its name, or the last allowed.
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('demand response'))")
     known = _known(draft)
     if known is not None and draft.external_version == known.external_version:
@@ -128,7 +128,7 @@ def announce_event(
         least_w = idle_floor_w(resolved.domain) if floor_w is None else floor_w
         _require_above_floor(draft, resolved.domain, reference, least_w)
     if known is not None:
-        return _revise(known, draft, resolved, actor=actor, at=at)
+        return _revise(known, draft, resolved, reference, actor=actor, at=at)
     if resolved.programme is not None and draft.source != EventSource.OPENADR:
         _require_count(resolved.programme, draft)
     event = DemandResponseEvent(
@@ -160,7 +160,7 @@ def cancel_event(
 ) -> DemandResponseEvent:
     """Call an event off. Twice changes nothing the second time.
 
-    Before the ramp there is nothing to undo. Later it recovers first: whoever carries out the plan releases it.
+    Before the ramp there is nothing to undo. Later it recovers first, by whoever carries out the plan.
 
     Args:
         version: Of the event that this is based on; None: whatever it is.
@@ -201,7 +201,7 @@ def freeze_reference(*, event_id: int, at: datetime) -> DemandResponseEvent:
 
 @transaction.atomic
 def settle_release(*, event_id: int, load: Load, at: datetime) -> DemandResponseEvent:
-    """Note that an event is over: every action reverted and the load back within what is allowed. Once only."""
+    """Note that an event is over: every action reverted, the load back within what is allowed. Once only."""
     event = locked_event(event_id)
     if event.released_at is None and phase_of_event(event, load=load, at=at) in OVER:
         event.released_at = at
@@ -366,7 +366,7 @@ def _require_above_floor(
 
 
 def _require_count(programme: Programme, draft: EventDraft) -> None:
-    """Hold an event against how many its programme allows; tests, emergencies and cancelled ones do not count."""
+    """Hold an event against how many its programme allows; tests, emergencies, cancelled ones do not count."""
     if draft.is_test or draft.is_emergency:
         return
     starts = programme.events.filter(is_test=False, is_emergency=False, cancelled_at=None).values_list(
@@ -415,13 +415,19 @@ def _revise(
     event: DemandResponseEvent,
     draft: EventDraft,
     resolved: _Resolved,
+    reference: Reference | None,
     *,
     actor: User | None,
     at: datetime,
 ) -> DemandResponseEvent:
     _require_open(event, at)
-    before = facts_of(event)
+    before, ramp_start_at = facts_of(event), event.ramp_start_at
     _take(event, draft, resolved)
+    if ramp_start_at <= at:
+        # What has begun stays begun: jobs may be held down already, and a cancel has to release them.
+        event.ramp_start_at = min(ramp_start_at, event.ramp_start_at)
+    if event.reference_w is None and reference is not None and event.notified_at <= at:
+        _freeze(event, reference)
     event.version += 1
     event.save()
     _drop_previews(event)

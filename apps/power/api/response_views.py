@@ -47,9 +47,10 @@ class EventsView(APIView):
 
     @extend_schema(
         summary="Announce an event",
-        description="Operators. Nothing is done to any job before somebody commits a plan. 409 `target_below_floor`"
-        " where the target lies under what the domain draws at rest; `is_below_floor_confirmed` says it is meant."
-        " The same `external_version` of an `external_id` again changes nothing, a later one changes the event.",
+        description="Operators. Nothing is done to any job before somebody commits a plan."
+        " 409 `target_below_floor` where the target lies under what the domain draws at rest;"
+        " `is_below_floor_confirmed` says it is meant. The same `external_version` of an `external_id` again"
+        " changes nothing, a later one changes the event.",
         request=bodies.EventIn,
         responses={201: bodies.EventOut},
     )
@@ -78,7 +79,7 @@ class EventView(APIView):
 class EventCancelView(APIView):
     @extend_schema(
         summary="Cancel an event",
-        description="Before its ramp there is nothing to undo; later it is `recovering` until all is released.",
+        description="Before its ramp nothing is to undo; later it is `recovering` until all is released.",
         request=bodies.GiveUpIn,
         responses=bodies.EventOut,
     )
@@ -148,8 +149,8 @@ class ProgrammeView(APIView):
 
     @extend_schema(
         summary="Replace a programme as a whole",
-        description="Power administrators. Events keep what they took from it. 409 with both sides when somebody"
-        " saved meanwhile.",
+        description="Power administrators. Events keep what they took from it."
+        " 409 with both sides when somebody saved meanwhile.",
         request=bodies.ProgrammePut,
         responses=bodies.ProgrammeOut,
     )

@@ -239,6 +239,31 @@ def test_a_later_version_changes_the_event_in_place_and_what_was_previewed_is_go
     assert Event.objects.get(kind="demand_response.revised").before["value"] == 18e3
 
 
+def test_a_ramp_that_has_begun_is_not_put_off_by_a_later_version(hall, operator):
+    event = announce(source="openadr", external_id="ev-1")
+    preview(event)
+    commit(event, operator)
+    said = {"source": "openadr", "external_id": "ev-1", "external_version": 1, "start_at": clock(15)}
+    changed = announce(at=clock(13, 50), ramp_start_at=clock(14, 45), **said)
+    response_services.cancel_event(event_id=event.pk, actor=operator, at=clock(13, 55))
+
+    assert changed.ramp_start_at == NOTICE
+    assert phase(event, clock(13, 55)) is Phase.RECOVERING
+
+
+def test_a_later_version_that_counts_from_the_load_gets_its_reference(hall):
+    said = {"source": "openadr", "external_id": "ev-1"}
+    draw(domain("dark", "hall"), 9e4, NOTICE + timedelta(minutes=20))
+    assert announce(domain="dark", target_kind="limit_to", value=8e4, **said).reference_w is None
+    with pytest.raises(NoReference):
+        announce(domain="dark", external_version=1, at=clock(14, 5), **said)
+    announced_later = {**said, "external_id": "ev-2", "notified_at": clock(14, 5), "start_at": clock(15)}
+    announce(domain="dark", **announced_later)
+    changed = announce(domain="dark", external_version=1, at=clock(14, 6), **announced_later)
+
+    assert changed.reference_w == pytest.approx(9e4)
+
+
 def test_cancelled_before_the_ramp_there_is_nothing_to_undo(hall, operator):
     event = announce(ramp_start_at=clock(13, 55))
     preview(event, actions=[])
