@@ -85,8 +85,8 @@ def phase_of(
     """Where an event stands at an instant.
 
     An event that nobody committed a plan for touches nothing: it stays notified until it ends. What is given
-    up before the ramp has nothing to undo; what is given up later is released first. An act counts from its own
-    instant on, and giving up after the end changes nothing.
+    up before the ramp has nothing to undo; what is given up later is released first. An act counts from its
+    own instant on, and giving up after the end changes nothing.
 
     Args:
         has_committed_plan: A plan is or was in force for it.
@@ -129,7 +129,7 @@ class Meter:
     def it_shed_w(self, meter_shed_w: float) -> float:
         """IT load that must go for the meter to fall by so much.
 
-        By k alone: the fixed part stays whatever is shed. The PUE holds a share of it, and would ask too little.
+        By k alone: the fixed part stays whatever is shed. The PUE holds a share of it: it asks too little.
         """
         return meter_shed_w / self.k
 

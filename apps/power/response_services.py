@@ -366,7 +366,7 @@ def _require_above_floor(
 
 
 def _require_count(programme: Programme, draft: EventDraft) -> None:
-    """Hold an event against how many its programme allows; tests, emergencies, cancelled ones do not count."""
+    """Hold an event against how many its programme allows; tests, emergencies, cancelled ones count not."""
     if draft.is_test or draft.is_emergency:
         return
     starts = programme.events.filter(is_test=False, is_emergency=False, cancelled_at=None).values_list(

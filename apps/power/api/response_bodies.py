@@ -1,4 +1,4 @@
-"""What goes in and comes out: programmes, demand-response events, their plans. Money is text, never a float."""
+"""What goes in and comes out: programmes, demand-response events, their plans. Money is text, no float."""
 
 import re
 from datetime import datetime
