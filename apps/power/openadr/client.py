@@ -7,11 +7,11 @@ size and time. Secrets and tokens are in no repr, message or log.
 import json
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote_plus, urlsplit
 
 import httpx
 
@@ -166,6 +166,7 @@ class Ven:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._token: _Token | None = None
+        self._spent = ""  # the token before: a server may yet repeat it
         self._token_url = settings.token_url
         self._http = httpx.Client(
             verify=_tls(settings),
@@ -336,11 +337,11 @@ class Ven:
         url = f"{self._settings.vtn_url.rstrip('/')}/{path}"
         answer = self._send(method, url, query=query, body=body, token=self._good_token())
         if answer.status == 401:
-            self._token = None
+            self._spent, self._token = self._token.text if self._token else "", None
             answer = self._send(method, url, query=query, body=body, token=self._good_token())
         if not 200 <= answer.status < 300:
             raise self._failure(answer, f"{method} /{path}")
-        return self._json(answer)
+        return self._json(answer) if answer.body else None
 
     def _good_token(self) -> str:
         if self._token is None or clock.monotonic_s() >= self._token.good_until_s:
@@ -481,10 +482,10 @@ class Ven:
 
     def _clean(self, text: str) -> str:
         """Text from outside without our secrets: some servers repeat what they were sent."""
-        secrets: Sequence[str] = (self._settings.client_secret, self._token.text if self._token else "")
-        for secret in secrets:
-            if secret:
-                text = text.replace(secret, "***")
+        secret = self._settings.client_secret
+        for hidden in (secret, quote_plus(secret), self._token.text if self._token else "", self._spent):
+            if hidden:
+                text = text.replace(hidden, "***")
         return told(text)[:200]
 
 

@@ -181,6 +181,7 @@ def _read(
         target_kind=asks.kind,
         value=(min if is_limit else max)(values) if values else None,
         intervals=intervals,
+        n_before=timeline.n_before,
         is_emergency=any(each.is_emergency for each in intervals),
         advisory=next((each.advisory for each in intervals if each.advisory), ""),
         needs_person=(is_limit and any(value < rule.floor_w for value in values))

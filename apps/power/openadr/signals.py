@@ -111,6 +111,7 @@ class Signal:
         period_s: The event's own interval length, from which intervals it does not spell out follow.
         randomize_s: The start may be moved so far either way.
         value: The strictest of all intervals.
+        n_before: So many intervals of a repeating event are past, and left out in front.
         needs_person: Its value is beyond what a programme may ask unseen.
         is_void: Its time was emptied, which is one of the two ways to cancel an event.
         ignored: Payload types that mean nothing here.
@@ -131,6 +132,7 @@ class Signal:
     target_kind: TargetKind | None
     value: float | None
     intervals: tuple[Interval, ...]
+    n_before: int
     is_emergency: bool
     advisory: str
     needs_person: bool

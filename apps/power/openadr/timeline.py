@@ -3,6 +3,7 @@
 Sources: User Guide of OpenADR 3, 7.3 (starts, follow-on intervals, event.duration) and 7.9 (emptied times cancel).
 """
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, cast
@@ -17,7 +18,11 @@ _MAX_RANDOMIZE_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When an event's intervals are: (position in the event, start, end) for each, repeats included."""
+    """When an event's intervals are: (position in the event, start, end) for each, repeats included.
+
+    Attributes:
+        n_before: So many intervals of a repeating event are past, and left out in front.
+    """
 
     start: datetime
     end: datetime | None
@@ -25,6 +30,7 @@ class Timeline:
     is_void: bool = False
     period_s: float | None = None
     randomize_s: float = 0.0
+    n_before: int = 0
     stretches: tuple[tuple[int, datetime, datetime | None], ...] = ()
     start_path: tuple[str | int, ...] = ("intervalPeriod", "start")
 
@@ -94,9 +100,10 @@ def lay_out(event: Event, now: datetime, now_start: datetime, rule: Rules) -> Ti
         cursor = end
     ends = [end for _, _, end in stretches]
     end = None if None in ends else max(cast("list[datetime]", ends))
+    first, n_before = min(begun for _, begun, _ in stretches), 0
     if whole is not None:
-        stretches, end = _within(stretches, end, whole, now, rule)
-    return replace(base, start=min(begun for _, begun, _ in stretches), end=end, stretches=tuple(stretches))
+        stretches, end, n_before = _within(stretches, end, whole, now, rule)
+    return replace(base, start=first, end=end, n_before=n_before, stretches=tuple(stretches))
 
 
 def _within(
@@ -105,29 +112,36 @@ def _within(
     whole: Duration,
     now: datetime,
     rule: Rules,
-) -> tuple[list[tuple[int, datetime, datetime | None]], datetime | None]:
-    """Cut intervals to the event's own duration, or repeat them until it is over (3.1.0)."""
-    first = min(start for _, start, _ in stretches)
+) -> tuple[list[tuple[int, datetime, datetime | None]], datetime | None, int]:
+    """Cut intervals to the event's own duration, or repeat them until it is over (3.1.0).
+
+    Returns:
+        The intervals around now, the end of all, and how many were left out in front.
+    """
+    first, n_before = min(start for _, start, _ in stretches), 0
     stop = whole.after(first)
     if end is not None and (stop is None or stop > end):
         if len(stretches) == 1:  # the same again without a gap is simply longer
-            return [(stretches[0][0], first, stop)], stop
+            return [(stretches[0][0], first, stop)], stop, 0
         horizon = now + timedelta(seconds=rule.horizon_s)
         cycle = end - first
-        shift = cycle * max(0, (now - first) // cycle - 1)
+        last = max(0, (now - first) // cycle - 1)  # one round that is past stays, for reports
+        if stop is not None:
+            last = min(last, max(0, math.ceil((stop - first) / cycle) - 1))
+        n_before, shift = last * len(stretches), cycle * last
         laid: list[tuple[int, datetime, datetime | None]] = []
-        while first + shift < horizon and (stop is None or first + shift < stop):
-            if len(laid) + len(stretches) > MAX_INTERVALS:
+        while not laid or (first + shift < horizon and (stop is None or first + shift < stop)):
+            if laid and len(laid) + len(stretches) > MAX_INTERVALS:
                 break
             laid += [(i, begun + shift, over + shift if over else None) for i, begun, over in stretches]
             shift += cycle
-        stretches, end = laid or stretches, stop
+        stretches, end = laid, stop
     if stop is None:
-        return stretches, end
+        return stretches, end, n_before
     cut: list[tuple[int, datetime, datetime | None]] = [
         (i, begun, stop if over is None else min(over, stop)) for i, begun, over in stretches if begun < stop
     ]
-    return cut, stop if end is None else min(end, stop)
+    return cut, stop if end is None else min(end, stop), n_before
 
 
 def _is_emptied(event: Event, name: str) -> bool:
