@@ -9,7 +9,6 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import quote_plus, urlsplit
 
@@ -17,7 +16,7 @@ import httpx
 
 from apps.core import clock
 from apps.core.errors import InvalidInput, OutsideError
-from apps.power.openadr.wire import told
+from apps.power.openadr.wire import Version, told
 
 PAGE: Final = 50  # the schema's own bound
 MAX_PAGES: Final = 200
@@ -29,13 +28,6 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _OBJECT_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}", re.ASCII)
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,8192}", re.ASCII)
 _MAX_RETRY_S: Final = 3600.0
-
-
-class Version(StrEnum):
-    """The two versions differ in paths and bodies, and neither server takes the other's."""
-
-    V3_0_1 = "3.0.1"
-    V3_1_0 = "3.1.0"
 
 
 class VtnError(OutsideError):

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
 from apps.power.openadr.signals import Interval, Reading, Signal, TargetKind
+
+_REPORTED_LATE: Final = timedelta(days=1)  # an event that ended while we were away may still be reported on
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def compare(known: Mapping[str, Signal], reading: Reading) -> Changes:
     cancelled, finished, kept = list[Signal](), list[Signal](), list[Signal]()
     for name, signal in listed.items():
         if name not in known or (known[name].is_void and not signal.is_void):
-            (passed_over if signal.is_over(reading.at) and not signal.reports else new).append(signal)
+            (passed_over if _is_past(signal, reading.at) else new).append(signal)
     for name, before in known.items():
         after = listed.get(name)
         if after is None:
@@ -72,6 +75,13 @@ def compare(known: Mapping[str, Signal], reading: Reading) -> Changes:
         kept=tuple(kept),
         passed_over=tuple(passed_over),
     )
+
+
+def _is_past(signal: Signal, at: datetime) -> bool:
+    """Whether nothing is left to do about a signal that is heard of for the first time."""
+    if signal.is_void or not signal.reports:
+        return signal.is_over(at)
+    return signal.is_over(at - _REPORTED_LATE)
 
 
 def prevailing(signals: Iterable[Signal], at: datetime) -> tuple[tuple[Signal, Interval], ...]:

@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from apps.power.openadr.client import Version
 from apps.power.openadr.signals import ReportRequest, Signal
 from apps.power.openadr.times import write_duration, write_instant
+from apps.power.openadr.wire import Version
 
 OPEN_PERIOD_S: Final = 900.0  # of intervals that the VEN chooses: a quarter hour, as meters have it
 AGGREGATED: Final = "AGGREGATED_REPORT"
@@ -332,7 +332,7 @@ def _payloads(kind: ReportType, sample: Sample, units: str) -> list[dict[str, An
     value, quality = sample.value, sample.quality
     if value is None:
         quality = quality if quality is Quality.BAD else Quality.MISSING
-    elif kind is not ReportType.OPERATING_STATE and not _is_power(value):
+    elif not _fits(kind, value):
         value, quality = None, Quality.BAD
     payloads: list[dict[str, Any]] = []
     if isinstance(value, OperatingState):
@@ -342,7 +342,9 @@ def _payloads(kind: ReportType, sample: Sample, units: str) -> list[dict[str, An
     return [*payloads, {"type": "DATA_QUALITY", "values": [quality.value]}]
 
 
-def _is_power(value: float | OperatingState) -> bool:
+def _fits(kind: ReportType, value: float | OperatingState) -> bool:
+    if kind is ReportType.OPERATING_STATE:
+        return isinstance(value, OperatingState)
     return not isinstance(value, str | bool) and math.isfinite(value)
 
 

@@ -4,6 +4,7 @@ Unknown fields are the specification's own way to extend it, and are passed over
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +18,13 @@ _MAX_PRIORITY: Final = 1_000_000
 _MAX_TEXT: Final = 500
 
 Value = TypeVar("Value")
+
+
+class Version(StrEnum):
+    """The two versions differ in paths and bodies, and neither server takes the other's."""
+
+    V3_0_1 = "3.0.1"
+    V3_1_0 = "3.1.0"
 
 
 ObjectId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+$")]
