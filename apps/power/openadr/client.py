@@ -421,7 +421,7 @@ class Ven:
                     # None was asked for; unpacked, a few bytes could fill the memory.
                     raise BadAnswer("The VTN's answer is packed.", status=response.status_code)
                 read = bytearray()
-                for chunk in response.iter_raw(64 * 1024):
+                for chunk in response.iter_raw():  # as it comes: gathered, a trickle would pass the deadline
                     read += chunk
                     if len(read) > self._settings.max_bytes:
                         raise BadAnswer(
