@@ -70,6 +70,7 @@ class FakeVtn:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
 
     @property
     def vtn(self) -> FakeVtn:
