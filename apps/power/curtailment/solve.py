@@ -170,7 +170,8 @@ def _exact(model: _Model, margin_kw: float = 0.0) -> Curtailment | None:
     if not is_small:
         choices = model.trimmed(_picked(model, first))
         return None if model.missing(choices) else model.answer(choices, bound * scale, "exact")
-    bound_ms = float(costs @ first)
+    # Of what the columns stand for, not of what the solver's tolerance makes of them.
+    bound_ms = float(model.cost(_picked(model, first)))
     # Among those that cost no more: fewest jobs, then least shed.
     dearest = LinearConstraint(csr_array(costs[None, :] / scale), -np.inf, bound_ms / scale + 1e-9)
     totals = model.sheds.sum(axis=1).astype(np.float64)

@@ -24,8 +24,8 @@ def place(job: Gang, *shares: tuple[int, tuple[int, ...]], at_s: float = 0.0) ->
     return Reserve(job.id, at_s, holds(job, *shares).placing)
 
 
-def devices_of(placing: Placing) -> set[tuple[int, int]]:
-    return {(share.node, device) for share in placing for device in share.devices}
+def nodes_of(placing: Placing) -> set[int]:
+    return {share.node for share in placing}
 
 
 def planned(scene: Snapshot, policy: Policy = ALWAYS) -> Plan:
@@ -100,11 +100,12 @@ def test_who_is_asked_to_leave_leaves_a_place_that_is_used_once(
         waits_for_others = {evict.for_job_id for evict in decided.evictions} | {
             resize.for_job_id for resize in decided.resizes
         }
-        given_up = {at for one in scene.running if one.gang.id in asked for at in devices_of(one.placing)}
+        # Devices, cpus and memory that somebody still holds: whoever was given them waits for them too.
+        given_up = {at for one in scene.running if one.gang.id in asked for at in nodes_of(one.placing)}
         started = {
             s.job_id: s
             for s in decided.starts
-            if s.job_id not in waits_for_others and given_up.isdisjoint(devices_of(s.placing))
+            if s.job_id not in waits_for_others and given_up.isdisjoint(nodes_of(s.placing))
         }
         for start in decided.starts:
             if start.job_id in started:
