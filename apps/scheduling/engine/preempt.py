@@ -613,7 +613,8 @@ class _Trial:
         None if one is left that would be there for the rules of quota alone: with fewer gone the job starts, but may
         not ask for those. Nobody leaves for that.
         """
-        kept = sorted(items, key=lambda item: item.order)
+        # A job of fractions has a share for each device: found by two of them it still leaves, and comes back, once.
+        kept = sorted({item.place: item for item in items}.values(), key=lambda item: item.order)
         if any(item.replica is not None for item in kept):
             return self._pruned_by_asking(kept)
         # The victims stay lifted meanwhile, and one at a time is put back.

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.scheduling.engine.checker import check
-from apps.scheduling.engine.facts import Booking, Gang, Placing, Plan, Policy, Reserve, Running, Snapshot
+from apps.scheduling.engine.facts import (
+    Booking,
+    Gang,
+    Placing,
+    Plan,
+    Policy,
+    Reserve,
+    Running,
+    Share,
+    Snapshot,
+)
 from apps.scheduling.engine.planner import plan
 from apps.scheduling.engine.tests.scenes import facility, gang, holds, scenes, snapshot
 from apps.scheduling.engine.tests.test_invariants import DEPTHS, SCENES
@@ -79,6 +89,23 @@ def test_a_place_that_is_free_now_is_not_taken_into_somebody_elses_booking():
 
     assert not decided.starts
     assert [r.start_s for r in decided.reserves] == [80.0]
+
+
+def test_a_victim_found_by_two_of_its_shares_leaves_once():
+    running = Running(
+        gang(9, 4, 0, share_steps=333_333),
+        (Share(0, 1, 3, (0,), 999_999), Share(0, 1, 1, (1,), 333_333)),
+        0.0,
+        50.0,
+    )
+    scene = snapshot(
+        facility(leaves=[[0, 0]], devices=4),
+        gang(1, 2, 2, priority=5),
+        running=(running,),
+        bookings=(Booking(1, "kept", -5.0, 90.0, kind=0, n_devices=3, is_flexible=False),),
+    )
+
+    assert [evict.job_id for evict in planned(scene, Policy()).evictions] == [9]
 
 
 @SCENES
