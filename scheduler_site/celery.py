@@ -57,6 +57,19 @@ WAKES = (
         Wake(prefix, "execution.reconcile")
         for prefix in ("allocation.bound", "allocation.stop_requested", "node.health_changed")
     ),
+    # A plan that was committed, an event that was called off; and what its actions came to.
+    *(
+        Wake(prefix, "power.control")
+        for prefix in (
+            "allocation.cap_changed",
+            "allocation.cap_in_force",
+            "curtailment.committed",
+            "demand_response.",
+            "job.paused",
+            "power.automation",
+        )
+    ),
+    *(Wake(prefix, "power.carry_out_caps") for prefix in ("allocation.cap_asked", "allocation.cap_raised")),
     # What was asked for; and an end, which leaves room for the next.
     *(
         Wake(prefix, "staging.move")
@@ -81,6 +94,8 @@ app.conf.update(
         "plan": _beat("scheduling.run_pass", every_s=1.0),  # goes home unless a time boundary was crossed
         "reconcile": _beat("execution.reconcile", every_s=1.0),
         "move data": _beat("staging.move", every_s=2.0),
+        "control power": _beat("power.control", every_s=5.0),
+        "carry out caps": _beat("power.carry_out_caps", every_s=5.0),
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
         "end cool-downs": _beat("inventory.settle_health", every_s=10.0),
         "probe nodes": _beat("execution.probe", every_s=60.0),

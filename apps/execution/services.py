@@ -395,6 +395,7 @@ def order_of(allocation: Allocation, *, is_played: bool, token: str | None = Non
         time_limit_s=None if job.time_limit_s is None else max(job.time_limit_s - job.ran_s, 1.0),
         grace_s=allocation.grace_s,
         play_s=play_s(_play_facts(allocation, placements)) if is_played else 0.0,
+        save_s=float((job.spec.get("checkpoint") or {}).get("cost", 0.0)) if is_played else 0.0,
     )
 
 

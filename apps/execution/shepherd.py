@@ -11,6 +11,8 @@ The folder is the only memory. Each file has one writer:
     order.json      the backend, before the folder has its name: what to run
     stop.json       the backend: when to end it by force
     limit.json      the backend: the time limit, when it has changed
+    cap.json        the backend: the power cap on its devices, how long it holds, and what it goes back to
+    cap.held        the shepherd: the cap that is set
     status.json     the shepherd: starting, running or ended, its keepers, and how it ended
     up.<rank>       the keeper: the command's process, written before the command may begin
     exit.<rank>     the keeper: exit code and time
@@ -30,6 +32,7 @@ A process is known by its number and its start time, since numbers are used agai
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import json
 import os
 import select
@@ -39,6 +42,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+TRY_CAP_AGAIN_S = 10.0
 TAIL_BYTES = 256 * 1024  # of output beyond the limit, this much of the end is kept
 LEFTOVERS_S = (
     0.5  # what still runs when the command has ended (a `tee` of its output, say) may finish that long
@@ -416,6 +420,8 @@ class Shepherd:
         self._cause = self._status.get("cause", "")
         self._signalled_at: float | None = self._status.get("signalled_at")
         self._kill_at: float | None = None
+        self._cap: dict[str, Any] = read_whole(f"{folder}/cap.held") or {}
+        self._try_cap_at = 0.0
         self._asked: set[int] = set()  # ranks this shepherd has signalled: one before may have died first
         with contextlib.suppress(FileExistsError):
             os.mkfifo(f"{folder}/bell", 0o600)
@@ -512,6 +518,7 @@ class Shepherd:
                 self._note_running(keepers)
                 self._decide()
                 self._act(keepers)
+                self._hold_cap()
                 for ready, _ in poll.poll(1000 * self._wait_s()):
                     if ready == self._bell:
                         with contextlib.suppress(BlockingIOError):
@@ -611,6 +618,50 @@ class Shepherd:
             return min(max(self._began_at() + limit_s - now, 0.0), LOOK_EVERY_S)
         return LOOK_EVERY_S
 
+    # Power
+
+    def _hold_cap(self) -> None:
+        """Set the cap that was ordered last; when its lease is over, go back: nobody else may be left to do it."""
+        order = read_whole(f"{self._folder}/cap.json")
+        if order is None or order["fence"] < self._cap.get("fence", 0) or _now_s() < self._try_cap_at:
+            return
+        until = order["lease_until"]
+        share = order["back_share"] if until is not None and _now_s() >= until else order["share"]
+        told = {"fence": order["fence"], "lease_until": until}
+        if self._cap.get("wanted") == share and not self._cap.get("message"):
+            if {name: self._cap[name] for name in told} != told:
+                self._note_cap(**told)
+            return
+        self._try_cap_at = _now_s() + TRY_CAP_AGAIN_S
+        nvml = _nvml()
+        if nvml is None or not self._order.get("devices"):
+            self._note_cap(share=share, wanted=share, is_recorded=True, message="", **told)
+        else:
+            try:
+                held = nvml.hold(self._order["devices"], share)
+            except (OSError, nvml.NvmlError) as error:
+                held = self._cap.get("share", 1.0)
+                self._note_cap(share=held, wanted=share, is_recorded=False, message=str(error)[:300], **told)
+                return
+            # The driver counts in milliwatts: a share that it rounds is still the one that was asked for.
+            held = share if abs(held - share) < 0.005 else held
+            self._note_cap(share=held, wanted=share, is_recorded=False, message="", **told)
+        self._try_cap_at = 0.0
+
+    def _give_back_devices(self) -> None:
+        """Whoever gets the devices next gets them as they were."""
+        if self._cap.get("share", 1.0) < 1.0 and not self._cap.get("is_recorded"):
+            nvml = _nvml()
+            if nvml is not None:
+                with contextlib.suppress(OSError, nvml.NvmlError):
+                    nvml.hold(self._order["devices"], 1.0)
+
+    def _note_cap(self, **changes: Any) -> None:
+        self._cap.update(changes)
+        write_whole(f"{self._folder}/cap.held", self._cap)
+        if self._order.get("bell"):
+            ring(self._order["bell"])
+
     # Ending
 
     def _finish(self, keepers: dict[int, dict[str, Any]]) -> None:
@@ -664,6 +715,7 @@ class Shepherd:
         return f"{who} ended with exit code {found['code']}."
 
     def _end(self, reason: str, *, code: int | None = None, message: str = "") -> None:
+        self._give_back_devices()
         ended_at = max((found["at"] for found in self._exits.values()), default=_now_s())
         self._save(
             state="ended", reason=reason, exit_code=code, message=message, ended_at=ended_at, is_durable=True
@@ -674,6 +726,18 @@ class Shepherd:
         write_whole(f"{self._folder}/status.json", self._status, is_durable=is_durable)
         if "state" in changes and self._order.get("bell"):
             ring(self._order["bell"])
+
+
+def _nvml() -> Any:
+    """The module beside this file; None where this machine has no such devices."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml.py")
+    with contextlib.suppress(OSError):
+        spec = importlib.util.spec_from_file_location("switchyard_nvml", path)
+        if spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module if module.is_there() else None
+    return None
 
 
 def main(folder: str) -> int:

@@ -195,7 +195,10 @@ class Allocation(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
 
     desired_state = models.CharField(max_length=10, choices=Desired.choices, default=Desired.RUN)
-    desired_power_cap_share = models.FloatField(default=1.0, help_text="Share of TDP.")
+    desired_power_cap_share = models.FloatField(
+        default=1.0,
+        help_text="Share of TDP that it counts with. A cap that is lifted counts at once, a lower one in force.",
+    )
     stop_cause = models.CharField(
         max_length=12, choices=StopCause.choices, default=StopCause.NONE, blank=True
     )
@@ -255,6 +258,44 @@ class Placement(models.Model):
             models.CheckConstraint(condition=Q(n_replicas__gte=1), name="placement_has_replicas"),
         ]
         indexes = [models.Index(fields=["node", "allocation"], name="placement_by_node")]
+
+
+class PowerCap(models.Model):
+    """A cap on what the devices of one attempt may draw: what is asked, and what whoever sets it says is in force.
+
+    Whoever controls power writes `desired_*`, execution alone writes `observed_*`. Shares are of TDP. An agent that
+    hears nothing until the lease is over goes back to `back_share` by itself: never above what was before.
+    """
+
+    allocation = models.OneToOneField(Allocation, models.CASCADE, primary_key=True, related_name="power_cap")
+    desired_share = models.FloatField()
+    desired_at = models.DateTimeField(help_text="Asked for then.")
+    back_share = models.FloatField(default=1.0)
+    lease_until_at = models.DateTimeField(null=True, blank=True, help_text="Empty: until it is changed.")
+    fence = models.PositiveBigIntegerField(help_text="Of who asked; orders with an older one are refused.")
+    observed_share = models.FloatField(null=True, blank=True, help_text="Empty: nobody has answered yet.")
+    observed_fence = models.PositiveBigIntegerField(default=0)
+    observed_lease_until_at = models.DateTimeField(null=True, blank=True)
+    observed_at = models.DateTimeField(null=True, blank=True, help_text="Last heard from whoever sets it.")
+    is_recorded = models.BooleanField(
+        default=False, help_text="There is no device that it could be set on: it is only written down."
+    )
+    message = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(desired_share__gt=0, desired_share__lte=1, back_share__gt=0, back_share__lte=1)
+                & Q(desired_share__lte=F("back_share"))
+                & (Q(observed_share=None) | Q(observed_share__gt=0, observed_share__lte=1)),
+                name="power_caps_are_shares",
+            ),
+        ]
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether what is asked for is what is set."""
+        return self.observed_share == self.desired_share and self.observed_fence >= self.fence
 
 
 class DeviceClaim(models.Model):

@@ -12,6 +12,7 @@ from apps.jobs.ledger.attempts import (
     allocation_started,
     data_arrived,
 )
+from apps.jobs.ledger.caps import CapAsk, CapSeen, ask_cap, pause_job, report_cap, resume_job
 from apps.jobs.ledger.changes import hold_job, release_job, stop_job, update_job
 from apps.jobs.ledger.dependencies import cancel_unsatisfiable
 from apps.jobs.ledger.stopping import (
@@ -27,6 +28,8 @@ __all__ = [
     "MAX_JOBS_AT_ONCE",
     "MAX_START_FAILURES",
     "Bound",
+    "CapAsk",
+    "CapSeen",
     "Decision",
     "Eviction",
     "Grant",
@@ -37,14 +40,18 @@ __all__ = [
     "allocate_many",
     "allocation_ended",
     "allocation_started",
+    "ask_cap",
     "cancel_unsatisfiable",
     "data_arrived",
     "hold_job",
     "move_many",
+    "pause_job",
     "preempt_many",
     "release_job",
+    "report_cap",
     "request_data_late_stop",
     "request_time_limit_stop",
+    "resume_job",
     "stop_job",
     "submit_bulk",
     "submit_job",

@@ -231,6 +231,9 @@ class DemandResponseEvent(models.Model):
     released_at = models.DateTimeField(
         null=True, blank=True, help_text="Every action reverted, and the load within what is allowed."
     )
+    # While the load comes back: what the domain drew (IT load, reserved) at the last full minute since the release.
+    ramped_at = models.DateTimeField(null=True, blank=True)
+    ramped_w = models.FloatField(null=True, blank=True)
     outcome = models.CharField(max_length=10, choices=Outcome.choices, default=Outcome.OPEN, blank=True)
     reason = models.CharField(max_length=500, blank=True)
     created_by = models.ForeignKey(User, models.PROTECT, null=True, blank=True, related_name="+")
@@ -431,3 +434,59 @@ class CurtailmentAction(models.Model):
 
     def __str__(self) -> str:
         return f"{self.lever} job {self.job_id}"
+
+
+class PowerController(models.Model):
+    """Who controls power, one row: the holder of the newest fence. Agents and reports of an older one are ignored."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    holder = models.CharField(max_length=64, blank=True, help_text="The process that holds the fence.")
+    fence = models.PositiveBigIntegerField(default=0)
+    since_at = models.DateTimeField(null=True, blank=True)
+    heartbeat_at = models.DateTimeField(null=True, blank=True, help_text="It last looked at everything then.")
+    last_error = models.CharField(max_length=500, blank=True)
+    # An operator may have it keep everything as it is: no cap is changed, nobody is paused or resumed.
+    stopped_at = models.DateTimeField(null=True, blank=True)
+    stopped_by = models.ForeignKey(User, models.PROTECT, null=True, blank=True, related_name="+")
+    stop_reason = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(id=1), name="there_is_one_power_controller"),
+            models.CheckConstraint(
+                condition=Q(stopped_at=None) | ~Q(stop_reason=""), name="automation_is_stopped_for_a_reason"
+            ),
+        ]
+
+
+class AlarmKind(models.TextChoices):
+    CONTROLLER_SILENT = "controller_silent", "power control is not heard of"
+    OVER_LIMIT = "over_limit", "a domain draws more than it may"
+    STALE_READINGS = "stale_readings", "a meter is not heard of"
+    WATCHDOG_BLIND = "watchdog_blind", "a check could not be made"
+
+
+class PowerAlarm(models.Model):
+    """Something that the watchdog found wrong. It stays open until it is found right again."""
+
+    kind = models.CharField(max_length=20, choices=AlarmKind.choices)
+    domain = models.ForeignKey(Domain, models.CASCADE, null=True, blank=True, related_name="power_alarms")
+    raised_at = models.DateTimeField()
+    cleared_at = models.DateTimeField(null=True, blank=True)
+    message = models.CharField(max_length=500)
+
+    class Meta:
+        ordering = ["-raised_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "domain"],
+                condition=Q(cleared_at=None),
+                nulls_distinct=False,
+                name="one_open_alarm_a_kind_and_domain",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=AlarmKind.values)
+                & (Q(cleared_at=None) | Q(cleared_at__gte=F("raised_at"))),
+                name="power_alarm_is_sane",
+            ),
+        ]

@@ -298,10 +298,20 @@ def _needs_second(event: DemandResponseEvent, plan: CurtailmentPlan) -> bool:
 
 
 def _policy_for(event: DemandResponseEvent, plan: CurtailmentPlan) -> str:
-    """What allows this plan in advance: "emergency" or "auto_commit"; empty: nothing does."""
+    """What allows this plan in advance: "emergency", "auto_commit" or "follow_up"; empty: nothing does.
+
+    Whoever committed to a target committed to keeping it: a later plan for the same event that breaches no job but
+    those that were confirmed follows from that.
+    """
     programme = event.programme
+    earlier = event.plans.filter(state=PlanState.COMMITTED).first()
+    is_follow_up = (
+        earlier is not None
+        and earlier.event_version == event.version
+        and set(plan.plan["tier_breaches"]) <= set(earlier.plan["tier_breaches"])
+    )
     if programme is None:
-        return ""
+        return "follow_up" if is_follow_up else ""
     may_stop = programme.emergency_policy == EmergencyPolicy.CAPS_AND_STOPS
     if (
         event.is_emergency
@@ -311,7 +321,7 @@ def _policy_for(event: DemandResponseEvent, plan: CurtailmentPlan) -> str:
         return "emergency"
     if programme.is_auto_commit and not plan.n_breaches and not _needs_second(event, plan):
         return "auto_commit"
-    return ""
+    return "follow_up" if is_follow_up else ""
 
 
 def _is_emergency_act(action: Mapping[str, Any], may_stop: bool) -> bool:
@@ -323,7 +333,8 @@ def _is_emergency_act(action: Mapping[str, Any], may_stop: bool) -> bool:
 
 def _policy_facts(event: DemandResponseEvent, by_policy: str) -> dict[str, Any]:
     programme = event.programme
-    assert programme is not None, "a policy is a programme's"
+    if programme is None:
+        return {"name": by_policy}
     approver = programme.emergency_policy_by
     return {
         "name": by_policy,

@@ -44,13 +44,26 @@ def programmes() -> QuerySet[Programme]:
     return Programme.objects.select_related("emergency_policy_by", "asked_emergency_policy_by")
 
 
+_COMMITTED: Final = CurtailmentPlan.objects.filter(event=OuterRef("pk"), committed_at__isnull=False)
+
+
 def events() -> QuerySet[DemandResponseEvent]:
     """All events, with what their phase follows from at hand. Everybody signed in may see them."""
-    plans = CurtailmentPlan.objects.filter(event=OuterRef("pk"), committed_at__isnull=False)
+    plans = _COMMITTED
     actions = CurtailmentAction.objects.filter(plan__event=OuterRef("pk")).exclude(state=ActionState.REVERTED)
     return DemandResponseEvent.objects.select_related(
         "domain__power_limit", "programme", "created_by"
     ).annotate(has_committed_plan=Exists(plans), has_open_actions=Exists(actions))
+
+
+def answered() -> QuerySet[DemandResponseEvent]:
+    """Those of events() that somebody has committed a plan for."""
+    return events().filter(Exists(_COMMITTED))
+
+
+def unanswered() -> QuerySet[DemandResponseEvent]:
+    """Those of events() that nobody has committed a plan for."""
+    return events().filter(~Exists(_COMMITTED))
 
 
 def locked_event(event_id: int) -> DemandResponseEvent:

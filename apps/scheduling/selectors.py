@@ -21,6 +21,7 @@ from apps.teams.models import Team
 # What changes nothing that a plan rests on; everything else wakes the planner.
 _IRRELEVANT: Final = (
     "allocation.bound",
+    "allocation.cap_asked",
     "allocation.data_arrived",
     "allocation.started",
     "allocation.stop_requested",
@@ -32,7 +33,16 @@ _IRRELEVANT: Final = (
     "token.%",
     "user.%",
 )
-_RULES: Final = ("reservation.%", "maintenance.%", "quota.%", "power.limit%", "policy.%")
+_RULES: Final = (
+    "allocation.cap_raised",
+    "curtailment.committed",
+    "demand_response.%",
+    "maintenance.%",
+    "policy.%",
+    "power.limit%",
+    "quota.%",
+    "reservation.%",
+)
 
 
 # What the running service has otherwise than the engine: no backend here can change the size of what runs.

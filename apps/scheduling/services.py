@@ -158,6 +158,8 @@ def _next_boundary(taken: Taken, plan: Plan, at: datetime) -> datetime:
     """The next instant at which a plan may come out differently although nothing happens."""
     snapshot = taken.snapshot
     marks = [plan.next_boundary_s, *taken.cooldown_s, *taken.given_up.values()]
+    if taken.next_limit_at is not None:
+        marks.append(taken.next_limit_at.timestamp())
     for gang in snapshot.queue:
         marks.append(gang.not_before_s)
         marks.append(gang.retry_s)

@@ -55,6 +55,7 @@ from apps.scheduling.engine.facts import (
     Wait,
 )
 from apps.scheduling.histories import Histories
+from apps.scheduling.response.limits import next_change_at, start_limits_w
 from apps.scheduling.selectors import current_policy
 from apps.staging.selectors import DatasetRow, staging_picture
 from apps.teams.models import LimitedUse
@@ -92,6 +93,7 @@ class Taken:
     ]  # (data set, storage domain) not sent before then, for it failed lately
     out_of_reach: Mapping[int, tuple[str, ...]]  # data sets that waiting jobs name, and are placed without
     ended: tuple[tuple[Shape, int], ...]  # shapes of the jobs that ended lately, and how many did
+    next_limit_at: datetime | None = None  # when power events leave a domain more or less than now
 
 
 def seconds(at: datetime) -> float:
@@ -275,6 +277,7 @@ class _Memory:
         """Everything."""
         self.facility_rows: tuple[list[Row], list[Row], list[Row]] | None = None
         self.facility: Facility | None = None
+        self.bounded: tuple[tuple[tuple[int, float], ...], Facility, Facility] | None = None
         self.node_at: dict[int, int] = {}
         self.node_positions: list[Row] = []
         self.node_states: list[tuple[str, float | None]] = []
@@ -455,6 +458,7 @@ class _Reader:
             given_up=self.given_up,
             out_of_reach=self._out_of_reach(),
             ended=self._ended(),
+            next_limit_at=self.next_limit_at,
         )
 
     def _candidates(self, candidates: Sequence[JobRequest], user_id: int) -> list[Gang]:
@@ -543,6 +547,31 @@ class _Reader:
             if until > self.at_s:
                 self.is_usable[node] = False
         self._positions: tuple[Any, ...] = (kinds, self.clusters, memory.node_positions)
+        self._bound_by_events()
+
+    def _bound_by_events(self) -> None:
+        """Let domains draw no more than demand-response events leave them now."""
+        told = start_limits_w(self.at)
+        self.next_limit_at = next_change_at(self.at)
+        if not told:
+            return
+        memory, domains = self.memory, self.facility.domains
+        key = tuple(sorted(told.items()))
+        # Rows and limits that are equal give the same Facility object, as above.
+        if memory.bounded is None or memory.bounded[:2] != (key, self.facility):
+            bounded = tuple(
+                domain
+                if domain.id not in told
+                else replace(
+                    domain,
+                    limit_w=min(
+                        domain.limit_w, domain.overhead_fixed_w + domain.overhead_k * told[domain.id]
+                    ),
+                )
+                for domain in domains
+            )
+            memory.bounded = (key, self.facility, replace(self.facility, domains=bounded))
+        self.facility = memory.bounded[2]
 
     def _read_nodes(self) -> list[Row]:
         """Every node as built; of those that nobody wrote since, what is remembered."""

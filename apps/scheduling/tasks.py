@@ -5,6 +5,7 @@ from celery import shared_task
 from apps.core import clock
 from apps.scheduling import services
 from apps.scheduling.demo import work
+from apps.scheduling.response import control
 
 
 @shared_task(name="scheduling.run_pass", ignore_result=True)
@@ -20,3 +21,8 @@ def rollup() -> None:
 @shared_task(name="scheduling.feed_demo", ignore_result=True)
 def feed_demo() -> None:
     work.feed(clock.now())
+
+
+@shared_task(name="power.control", ignore_result=True)
+def power_control() -> None:
+    control.look(at=clock.now())

@@ -77,6 +77,7 @@ class Order:
     time_limit_s: float | None = None  # what is left of it
     grace_s: float = 10.0
     play_s: float = 0.0  # how long a simulated backend lets it run
+    save_s: float = 0.0  # how long a simulated backend takes for a last checkpoint, where the grace allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,60 @@ class Backend(Protocol):
 
     def read_log(self, allocation_id: int, *, rank: int, stream: Stream, offset: int, limit: int) -> LogChunk:
         """Read at most `limit` bytes of what a replica wrote, from byte `offset` on."""
+
+
+# Power caps --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapOrder:
+    """Let the devices of a run draw no more than this share of their TDP.
+
+    Attributes:
+        fence: Of who controls power; an agent that has seen a newer one ignores it.
+        lease_until_at: When the agent goes back to `back_share` by itself; None: never.
+        pace: Work done in a second under the cap, in seconds at full power: what a simulated backend plays;
+            `back_pace` after the lease.
+    """
+
+    allocation_id: int
+    share: float
+    fence: int
+    lease_until_at: datetime | None = None
+    back_share: float = 1.0
+    pace: float = 1.0
+    back_pace: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapState:
+    """What is set on the devices of a run.
+
+    Attributes:
+        is_recorded: No device took it: the order is only written down, and what it draws does not change.
+    """
+
+    allocation_id: int
+    share: float
+    fence: int
+    lease_until_at: datetime | None = None
+    is_recorded: bool = False
+    message: str = ""
+
+
+@runtime_checkable
+class Capping(Protocol):
+    """A backend whose runs can be held to less power. Optional.
+
+    The agent beside the devices keeps the cap, not whoever ordered it: when nobody is heard of any more it stays
+    until its lease is over, and never goes above `back_share` by itself. A cap ends with its run.
+    """
+
+    def set_caps(self, orders: Sequence[CapOrder], *, at: datetime) -> None:
+        """Send these orders; one with a fence below the newest that the run's agent has seen is ignored."""
+
+    def list_caps(self, *, at: datetime) -> list[CapState]:
+        """Caps in force, of runs that were ever sent one and have not ended; not those still being set."""
 
 
 # Probing nodes -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from datetime import datetime
 
 from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
+    CapOrder,
+    CapState,
     EndReason,
     LogChunk,
     NodeCheck,
@@ -33,6 +35,7 @@ class FakeBackend:
         self.fences: dict[int, int] = {}
         self.launches: list[int] = []
         self.logs: dict[tuple[int, int, Stream], str] = {}
+        self.caps: dict[int, CapOrder] = {}
         self.is_away = False
         self.is_deaf = False
         self.refusing: OutsideError | None = None
@@ -88,6 +91,31 @@ class FakeBackend:
             run = self.runs.get(allocation_id)
             if run is not None and run.state != RunState.ENDED:
                 self.runs[allocation_id] = replace(run, time_limit_s=limit_s)
+
+    def set_caps(self, orders: Sequence[CapOrder], *, at: datetime) -> None:
+        self._require_contact()
+        for order in orders:
+            run, known = self.runs.get(order.allocation_id), self.caps.get(order.allocation_id)
+            if (
+                run is None
+                or run.state == RunState.ENDED
+                or (known is not None and order.fence < known.fence)
+            ):
+                continue
+            self.caps[order.allocation_id] = order
+
+    def list_caps(self, *, at: datetime) -> list[CapState]:
+        self._require_contact()
+        return [
+            CapState(
+                allocation_id=order.allocation_id,
+                share=order.back_share if _is_over(order, at) else order.share,
+                fence=order.fence,
+                lease_until_at=order.lease_until_at,
+            )
+            for order in self.caps.values()
+            if self.runs[order.allocation_id].state != RunState.ENDED
+        ]
 
     def list_seen(self, *, at: datetime) -> list[Seen]:
         self._require_contact()
@@ -149,3 +177,7 @@ class FakeBackend:
     def _require_contact(self) -> None:
         if self.is_away:
             raise OutsideError("The cluster does not answer.")
+
+
+def _is_over(order: CapOrder, at: datetime) -> bool:
+    return order.lease_until_at is not None and order.lease_until_at <= at

@@ -28,6 +28,8 @@ from apps.core.spool import file_lock, is_locked
 from apps.execution import shepherd
 from apps.execution.backends import local_probe
 from apps.execution.backends.base import (
+    CapOrder,
+    CapState,
     EndReason,
     LogChunk,
     NodeReport,
@@ -93,6 +95,44 @@ class LocalBackend:
                 if folder.exists():
                     shepherd.write_whole(f"{folder}/limit.json", {"time_limit_s": limit_s})
                     shepherd.ring(f"{folder}/bell")
+
+    def set_caps(self, orders: Sequence[CapOrder], *, at: datetime) -> None:
+        with self._locked():
+            for order in orders:
+                folder = self._runs / str(order.allocation_id)
+                known = shepherd.read_whole(f"{folder}/cap.json") or {}
+                if not folder.exists() or order.fence < known.get("fence", 0):
+                    continue
+                until_at = order.lease_until_at
+                content = {
+                    "share": order.share,
+                    "fence": order.fence,
+                    "lease_until": None if until_at is None else until_at.timestamp(),
+                    "back_share": order.back_share,
+                }
+                if content != known:
+                    shepherd.write_whole(f"{folder}/cap.json", content)
+                    shepherd.ring(f"{folder}/bell")
+
+    def list_caps(self, *, at: datetime) -> list[CapState]:
+        found = []
+        with self._locked():
+            for folder in sorted(self._runs.iterdir(), key=lambda folder: folder.name):
+                held = shepherd.read_whole(f"{folder}/cap.held")
+                status = shepherd.read_whole(f"{folder}/status.json") or {}
+                if held is None or not folder.name.isdigit() or status.get("state") == "ended":
+                    continue
+                found.append(
+                    CapState(
+                        allocation_id=int(folder.name),
+                        share=held["share"],
+                        fence=held["fence"],
+                        lease_until_at=_instant(held["lease_until"]),
+                        is_recorded=held["is_recorded"],
+                        message=held["message"],
+                    )
+                )
+        return found
 
     def list_seen(self, *, at: datetime) -> list[Seen]:
         with self._locked():
@@ -215,6 +255,7 @@ class LocalBackend:
             "time_limit_s": order.time_limit_s,
             "grace_s": order.grace_s,
             "log_limit_bytes": self._log_limit_bytes,
+            "devices": sorted({index for replica in order.replicas for index in replica.device_indices}),
             "env": {**_passed_on(), **order.env, shepherd.COOKIE: cookie},
             "replicas": [
                 {

@@ -1,6 +1,7 @@
 """Plays jobs in real time: nothing runs, and what is seen follows from one row a run and the clock.
 
-A simulated replica does as it is told: it stops at once when asked to, and never fails.
+A simulated replica does as it is told: it stops when asked to, at once or when its last checkpoint is written, and
+never fails. Under a power cap it does less; it goes back by itself when the lease of the cap is over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from django.db.models import Max
 from apps.core import clock
 from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
+    CapOrder,
+    CapState,
     EndReason,
     LogChunk,
     NodeCheck,
@@ -26,6 +29,7 @@ from apps.execution.backends.base import (
     Stream,
 )
 from apps.execution.models import SimulatedRun
+from apps.execution.orders import LONGEST_S
 from apps.inventory.models import Cluster
 
 # First half of the advisory lock's key; the second is the cluster's id.
@@ -42,6 +46,12 @@ class _Facts(NamedTuple):
     play_s: float
     time_limit_s: float | None
     stop_at: datetime | None
+    save_s: float
+    done_s: float
+    pace: float
+    paced_at: datetime | None
+    cap_until_at: datetime | None
+    back_pace: float
 
 
 class SimulatedBackend:
@@ -82,6 +92,7 @@ class SimulatedBackend:
                     launched_at=at,
                     play_s=order.play_s,
                     time_limit_s=order.time_limit_s,
+                    save_s=order.save_s,
                 )
             )
         SimulatedRun.objects.bulk_create(fresh)
@@ -101,9 +112,8 @@ class SimulatedBackend:
                     fence=stop.fence,
                     stop_at=at,
                 )
-            elif row.fence == stop.fence and row.stop_at is None:
-                row.stop_at = at
-                row.save(update_fields=["stop_at"])
+            elif row.fence == stop.fence:
+                _ask(row, stop, at)
 
     @transaction.atomic
     def set_limits(self, limits: Mapping[int, float | None], *, at: datetime) -> None:
@@ -112,6 +122,39 @@ class SimulatedBackend:
             if _look(row, at).state != RunState.ENDED:
                 row.time_limit_s = limits[row.allocation_id]
                 row.save(update_fields=["time_limit_s"])
+
+    @transaction.atomic
+    def set_caps(self, orders: Sequence[CapOrder], *, at: datetime) -> None:
+        self._lock()
+        rows = self._rows([order.allocation_id for order in orders])
+        for order in orders:
+            row = rows.get(order.allocation_id)
+            if row is None or order.fence < row.cap_fence or _look(row, at).state == RunState.ENDED:
+                continue
+            row.done_s, row.paced_at = _done_s(row, at), at
+            row.cap_share, row.cap_fence, row.pace = order.share, order.fence, order.pace
+            row.cap_until_at = order.lease_until_at
+            row.cap_back_share, row.back_pace = order.back_share, order.back_pace
+            row.save()
+
+    def list_caps(self, *, at: datetime) -> list[CapState]:
+        rows = SimulatedRun.objects.filter(cluster=self._cluster_id, is_forgotten=False).exclude(
+            cap_share=None
+        )
+        found = []
+        for row in rows.order_by("allocation_id"):
+            if _look(row, at).state == RunState.ENDED:
+                continue
+            is_over = row.cap_until_at is not None and row.cap_until_at <= at
+            found.append(
+                CapState(
+                    allocation_id=row.allocation_id,
+                    share=row.cap_back_share if is_over else float(row.cap_share or 1.0),
+                    fence=row.cap_fence,
+                    lease_until_at=row.cap_until_at,
+                )
+            )
+        return found
 
     def list_seen(self, *, at: datetime) -> list[Seen]:
         rows = SimulatedRun.objects.filter(cluster=self._cluster_id, is_forgotten=False)
@@ -158,6 +201,37 @@ def _played(faults: object) -> tuple[NodeCheck, ...]:
     return tuple(NodeCheck(str(name), ok=False, message=str(said)) for name, said in sorted(faults.items()))
 
 
+def _ask(row: SimulatedRun, stop: StopOrder, at: datetime) -> None:
+    """Note when it will have left: after its checkpoint, or at once where the grace is too short for one."""
+    leaves_at = at + timedelta(seconds=row.save_s if row.save_s <= stop.grace_s else 0.0)
+    if row.stop_at is None or leaves_at < row.stop_at:
+        row.stop_at = leaves_at
+        row.save(update_fields=["stop_at"])
+
+
+def _done_s(row: SimulatedRun | _Facts, at: datetime) -> float:
+    """Seconds of its play that are done: at its pace, and at that from before once the lease of a cap is over."""
+    if row.launched_at is None:
+        return 0.0
+    since_at = row.paced_at or row.launched_at
+    until_at = at if row.cap_until_at is None else min(at, max(row.cap_until_at, since_at))
+    paced_s = max(0.0, (until_at - since_at).total_seconds())
+    after_s = max(0.0, (at - max(until_at, since_at)).total_seconds())
+    return row.done_s + row.pace * paced_s + row.back_pace * after_s
+
+
+def _plays_until(row: SimulatedRun | _Facts) -> datetime:
+    """When all of its play is done."""
+    assert row.launched_at is not None
+    since_at, left_s = row.paced_at or row.launched_at, max(0.0, row.play_s - row.done_s)
+    if row.cap_until_at is not None:
+        capped_s = max(0.0, (row.cap_until_at - since_at).total_seconds())
+        if left_s > row.pace * capped_s:
+            rest_s = (left_s - row.pace * capped_s) / row.back_pace
+            return since_at + timedelta(seconds=min(capped_s + rest_s, LONGEST_S))
+    return since_at + timedelta(seconds=min(left_s / row.pace, LONGEST_S))
+
+
 def _look(row: SimulatedRun | _Facts, at: datetime) -> Seen:
     """What a run looks like at a time."""
     ends: list[tuple[datetime, int, EndReason, int]] = []
@@ -166,7 +240,7 @@ def _look(row: SimulatedRun | _Facts, at: datetime) -> Seen:
         ended_at, reason, exit_code = row.stop_at, EndReason.NEVER_STARTED, None
         return _seen(row, RunState.ENDED, ended_at=ended_at, reason=reason, exit_code=exit_code)
     # Of two ends at one time the kinder counts.
-    ends.append((row.launched_at + timedelta(seconds=row.play_s), 0, EndReason.EXITED, 0))
+    ends.append((_plays_until(row), 0, EndReason.EXITED, 0))
     if row.stop_at is not None:
         ends.append((max(row.stop_at, row.launched_at), 1, EndReason.STOPPED, 143))
     if row.time_limit_s is not None:

@@ -150,7 +150,8 @@ def _move_on(
             return "job.failed"
         _requeue(job, [Trigger.START_FAILED], at=at, retry_s=_backoff_s(job.n_start_failures))
         return "job.start_failed"
-    allocation.lost_s = _lost_s(job.spec.get("checkpoint"), ran_s, _since_checkpoint_s(allocation, at))
+    if not _has_saved(job, allocation, outcome, at):
+        allocation.lost_s = _lost_s(job.spec.get("checkpoint"), ran_s, _since_checkpoint_s(allocation, at))
     job.lost_s += allocation.lost_s
     if outcome == "node_lost":
         job.n_node_losses += 1
@@ -205,6 +206,15 @@ def _requeue(job: Job, triggers: Sequence[Trigger], *, at: datetime, retry_s: fl
 
 def _backoff_s(n_failures: int) -> float:
     return min(BACKOFF_S * 2.0 ** (n_failures - 1), MAX_BACKOFF_S)
+
+
+def _has_saved(job: Job, allocation: Allocation, outcome: Outcome, at: datetime) -> bool:
+    """Whether it was asked to pause and took the time that its checkpoint is declared to cost."""
+    checkpoint = job.spec.get("checkpoint")
+    if outcome != "vacated" or allocation.stop_cause != StopCause.PAUSE or not checkpoint:
+        return False
+    took_s = (at - (allocation.stop_at or at)).total_seconds()
+    return bool(checkpoint.get("cost", 0.0) <= took_s <= allocation.grace_s)
 
 
 def _lost_s(

@@ -1,0 +1,532 @@
+"""Power control: carries out what was committed, and gives back what is over.
+
+One holder at a time, by a lock of the database that goes with its connection; each new holder takes a higher fence,
+and agents and reports of an older one are ignored. Everything follows from rows: run twice, late or after a crash it
+asks for what is asked for already. It sheds before it releases, and a cap that nobody has acknowledged counts as not
+set, so what depends on it waits.
+"""
+
+import logging
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import inf
+from typing import Final
+
+from django.db import connection, transaction
+
+from apps.core.errors import DomainError
+from apps.core.locks import session_lock
+from apps.events.services import record
+from apps.jobs import services as jobs
+from apps.jobs.lifecycle import State
+from apps.jobs.models import Job
+from apps.power.curtailment.facts import Lever
+from apps.power.models import (
+    ActionState,
+    CurtailmentAction,
+    DemandResponseEvent,
+    PlanState,
+    PowerController,
+)
+from apps.power.plan_services import record_action_state
+from apps.power.response import Load, limit_it_w
+from apps.power.response_selectors import events, loads_of, response_of, unanswered
+from apps.power.response_services import freeze_reference, settle_release
+from apps.scheduling.response import services
+from apps.scheduling.response.deciding import base_share_of, domain_w
+from apps.scheduling.response.limits import binds_until, in_force, rise_limits_w
+from apps.scheduling.response.site import RunningJob, Site, read_site
+
+CONTROL_LOCK: Final = 0x504F_5745_5243  # "POWERC"
+LEASE: Final = timedelta(minutes=60)  # after the end: so long a cap stays when nobody is heard of any more
+PATIENCE: Final = timedelta(
+    seconds=60
+)  # after it was due an action that nobody has confirmed counts as failed
+FOLLOWS_AFTER: Final = timedelta(seconds=30)
+SETTLED_AFTER: Final = timedelta(seconds=15)
+_OVER_SHARE: Final = 1e-3  # of the target: so little over it is no reason for another plan
+_CLOSE: Final = 1e-9
+_OPEN: Final = (ActionState.REQUESTED, ActionState.ACKED, ActionState.VERIFIED, ActionState.FAILED)
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Look:
+    """What one look did, for logs and tests."""
+
+    is_ours: bool = True
+    n_asked: int = 0
+    n_paused: int = 0
+    n_raised: int = 0
+    n_resumed: int = 0
+    n_followed: int = 0
+    moved: dict[int, str] = field(default_factory=dict)  # state by action
+
+
+def holder() -> str:
+    """This process, by a name that no other one has at the same time."""
+    return f"{socket.gethostname()[:40]}:{os.getpid()}"
+
+
+def look(*, at: datetime, who: str | None = None) -> Look:
+    """Do what is due. Whoever finds another one at it goes home."""
+    with session_lock(CONTROL_LOCK) as is_ours:
+        if not is_ours:
+            return Look(is_ours=False)
+        fence, is_stopped = _take_fence(who or holder(), at)
+        try:
+            done = _look(fence, at, is_stopped=is_stopped)
+        except Exception as error:
+            PowerController.objects.filter(pk=1).update(last_error=f"{type(error).__name__}: {error}"[:500])
+            raise
+        PowerController.objects.filter(pk=1, fence=fence).update(heartbeat_at=at, last_error="")
+        return done
+
+
+@transaction.atomic
+def _take_fence(who: str, at: datetime) -> tuple[int, bool]:
+    PowerController.objects.get_or_create(pk=1)
+    row = PowerController.objects.select_for_update().get(pk=1)
+    if row.holder != who:
+        row.holder, row.fence, row.since_at = who, row.fence + 1, at
+        row.save(update_fields=["holder", "fence", "since_at"])
+        record(
+            "power.controller_changed",
+            subject_kind="power_controller",
+            subject_id=1,
+            subject_name=who,
+            at=at,
+            data={"fence": row.fence},
+        )
+    return row.fence, row.stopped_at is not None
+
+
+def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
+    done = Look()
+    _freeze(at)
+    if not is_stopped:
+        _respond(at)
+    actions = services.open_actions()
+    live = in_force(at)
+    if not actions and not live:
+        _settle_tests(fence, at)
+        return done
+    control = _Control(fence, at, actions, live, done)
+    control.note_what_became()
+    if not is_stopped:
+        control.lower()
+        control.pause()
+        control.follow_up()
+        control.note_release()
+        control.give_back()
+    control.note_what_became()
+    control.close()
+    _settle_tests(fence, at)
+    return done
+
+
+def _freeze(at: datetime) -> None:
+    coming = DemandResponseEvent.objects.filter(
+        reference_w=None, notified_at__lte=at, end_at__gt=at, cancelled_at=None, opted_out_at=None
+    )
+    for event_id in coming.values_list("pk", flat=True):
+        freeze_reference(event_id=event_id, at=at)
+
+
+def _respond(at: datetime) -> None:
+    """Commit for those whose programmes allow it in advance."""
+    rows = unanswered().filter(notified_at__lte=at, end_at__gt=at, cancelled_at=None, opted_out_at=None)
+    for event in rows.exclude(programme=None):
+        try:
+            services.respond(event_id=event.pk, at=at)
+        except DomainError as error:
+            _log.warning("Event %s: %s", event.pk, error.message)
+
+
+class _Control:
+    """One look at everything that is in force."""
+
+    def __init__(
+        self,
+        fence: int,
+        at: datetime,
+        actions: Sequence[CurtailmentAction],
+        live: Sequence[DemandResponseEvent],
+        done: Look,
+    ) -> None:
+        self.fence, self.at, self.done = fence, at, done
+        self.actions, self.live = list(actions), {event.pk: event for event in live}
+        self.read()
+
+    def read(self) -> None:
+        """See what runs, and how far each action has come."""
+        self.site: Site = read_site(self.at)
+        self.job_of: Mapping[int, RunningJob] = {job.allocation_id: job for job in self.site.jobs}
+
+    # What became of it
+
+    def note_what_became(self) -> None:
+        """Find out how far each action has come, from what agents and the ledger say."""
+        paused = set(
+            Job.objects.filter(
+                pk__in=[a.job_id for a in self.actions if a.lever != Lever.CAP], state=State.PAUSED
+            ).values_list("pk", flat=True)
+        )
+        for action in self.actions:
+            state, note = self._state_of(action, paused)
+            if state != action.state:
+                self._move(action, state, note)
+        self.actions = [action for action in self.actions if action.state != ActionState.REVERTED]
+
+    def _state_of(self, action: CurtailmentAction, paused: set[int]) -> tuple[str, str]:
+        allocation_id = action.before.get("allocation_id", 0)
+        job = self.job_of.get(allocation_id)
+        is_asked = action.issue_at <= self.at
+        if action.lever != Lever.CAP:
+            if job is None:
+                if action.job_id in paused:
+                    return ActionState.VERIFIED, ""
+                return ActionState.REVERTED, "The job is over, or went back into line."
+            if job.is_pausing:
+                return self._unless_late(action, ActionState.ACKED)
+            if job.is_leaving:
+                return self._unless_late(action, action.state)
+            return self._unless_late(action, action.state) if is_asked else (action.state, "")
+        if job is None:
+            return ActionState.REVERTED, "The job no longer holds its devices."
+        cap = job.cap
+        wanted = self._share_of(action)
+        if cap is None or not is_asked or cap.desired_share > wanted + _CLOSE:
+            return self._unless_late(action, action.state) if is_asked else (action.state, "")
+        if cap.observed_share is not None and cap.observed_share <= wanted + _CLOSE:
+            return ActionState.VERIFIED, "Only written down: no device takes it." if cap.is_recorded else ""
+        if action.state == ActionState.VERIFIED:
+            return ActionState.FAILED, cap.message or "The cap is not in force any more."
+        heard = cap.observed_at is not None and cap.observed_at >= cap.desired_at
+        return self._unless_late(action, ActionState.ACKED if heard else action.state, cap.message)
+
+    def _unless_late(self, action: CurtailmentAction, state: str, note: str = "") -> tuple[str, str]:
+        if state == ActionState.FAILED or self.at <= action.effective_by_at + PATIENCE:
+            return state, note
+        if state == ActionState.VERIFIED:
+            return state, note
+        return ActionState.FAILED, note or "Nobody has confirmed it in time."
+
+    def _move(self, action: CurtailmentAction, state: str, note: str = "") -> None:
+        lease = self._lease_of(action) if action.lever == Lever.CAP else None
+        # A failed one that works after all is the same order: it went out again under this fence.
+        row = record_action_state(
+            idempotency_key=action.idempotency_key,
+            state=state,
+            fence=self.fence,
+            at=self.at,
+            lease_until_at=lease,
+            note=note,
+        )
+        if row.state == state:
+            self.done.moved[action.pk] = state
+        action.state = row.state
+
+    def _lease_of(self, action: CurtailmentAction) -> datetime:
+        return action.plan.event.end_at + LEASE
+
+    # Shedding
+
+    def _is_over(self, action: CurtailmentAction) -> bool:
+        """Whether its event does not ask for it any more."""
+        return self.at >= binds_until(action.plan.event)
+
+    def _share_of(self, action: CurtailmentAction) -> float:
+        """The cap that an action asks for now: a bridge asks for less once what it stands in for is in force."""
+        share: float = action.after["share"]
+        if action.after.get("is_bridge") and self._is_bridged(action):
+            return float(action.after.get("then_share", 1.0))
+        return share
+
+    def _is_bridged(self, bridge: CurtailmentAction) -> bool:
+        slow = [a for a in self.actions if a.plan_id == bridge.plan_id and a.lever != Lever.CAP]
+        return all(a.state in (ActionState.VERIFIED, ActionState.REVERTED) for a in slow)
+
+    def _asked(self) -> dict[int, float]:
+        """By allocation, the lowest cap that any event asks for now."""
+        asked: dict[int, float] = defaultdict(lambda: 1.0)
+        replaced = self._replaced()
+        for action in self.actions:
+            if action.lever != Lever.CAP or action.issue_at > self.at or self._is_over(action):
+                continue
+            if action.plan_id in replaced:
+                continue
+            key = action.before.get("allocation_id", 0)
+            asked[key] = min(asked[key], self._share_of(action))
+        return asked
+
+    def _replaced(self) -> set[int]:
+        """Superseded plans whose successor is wholly in force: until then they hold."""
+        standing: dict[int, bool] = {}
+        for action in self.actions:
+            if action.plan.state == PlanState.COMMITTED:
+                done = action.state in (ActionState.VERIFIED, ActionState.FAILED)
+                event_id = action.plan.event_id
+                standing[event_id] = standing.get(event_id, True) and done
+        return {
+            action.plan_id
+            for action in self.actions
+            if action.plan.state == PlanState.SUPERSEDED and standing.get(action.plan.event_id, True)
+        }
+
+    def lower(self) -> None:
+        """Ask for every cap that is due and lower than what is asked for already."""
+        for allocation_id, share in sorted(self._asked().items()):
+            job = self.job_of.get(allocation_id)
+            if job is None or (job.is_leaving and not job.is_pausing):
+                continue
+            base = base_share_of(job)
+            now = base if job.cap is None else job.cap.desired_share
+            if share >= now - _CLOSE and not (
+                job.cap is not None and job.cap.fence < self.fence and share < base
+            ):
+                continue
+            lease = max(
+                (self._lease_of(a) for a in self.actions if a.before.get("allocation_id") == allocation_id),
+                default=None,
+            )
+            ask = jobs.CapAsk(
+                allocation_id=allocation_id, share=min(share, now), back_share=base, lease_until_at=lease
+            )
+            if jobs.ask_cap(ask=ask, fence=self.fence, at=self.at, reason=self._why(allocation_id)):
+                self.done.n_asked += 1
+
+    def _why(self, allocation_id: int) -> str:
+        names = sorted(
+            {str(a.plan.event_id) for a in self.actions if a.before.get("allocation_id") == allocation_id}
+        )
+        return f"Demand-response event {', '.join(names)}."
+
+    def pause(self) -> None:
+        """Ask those to leave whose pause is due."""
+        for action in self.actions:
+            if action.lever == Lever.CAP or action.state != ActionState.REQUESTED:
+                continue
+            if action.issue_at > self.at or self._is_over(action):
+                continue
+            is_on_its_way = jobs.pause_job(
+                job_id=action.job_id,
+                allocation_id=action.before.get("allocation_id", 0),
+                is_hard=action.lever == Lever.STOP,
+                at=self.at,
+                reason=f"Demand-response event {action.plan.event_id}.",
+            )
+            self.done.n_paused += is_on_its_way
+
+    def follow_up(self) -> None:
+        """Where a target is not met by what was committed, add to it: jobs end, start, and draw what they like."""
+        for event in self.live.values():
+            if self.at >= binds_until(event) or self.at < event.ramp_start_at:
+                continue
+            plan = event.plans.filter(state=PlanState.COMMITTED).first()
+            if plan is None or plan.committed_at is None or self.at < plan.committed_at + FOLLOWS_AFTER:
+                continue
+            try:
+                if self._lacks(event) and services.follow_up(event, self.site, at=self.at) is not None:
+                    self.done.n_followed += 1
+            except DomainError as error:
+                _log.warning("Event %s: %s", event.pk, error.message)
+        if self.done.n_followed:
+            self.actions = services.open_actions()
+
+    def _lacks(self, event: DemandResponseEvent) -> bool:
+        """Whether the domain will draw more than the target once all that is under way is in force."""
+        under_way = 0.0
+        for action in self.actions:
+            job = self.job_of.get(action.before.get("allocation_id", 0))
+            if job is None or action.state == ActionState.FAILED or self._is_over(action):
+                continue
+            n = self.site.devices_under(job, event.domain_id)
+            then_w = job.kind.idle_w if action.lever != Lever.CAP else job.device_w(self._share_of(action))
+            under_way += max(0.0, job.device_w() - then_w) * n
+        target_w = limit_it_w(response_of(event), self.site.domains[event.domain_id].meter)
+        if target_w is None:
+            return False
+        return self._drawn_w(event) - under_way > target_w * (1 + _OVER_SHARE) + 1.0
+
+    def _drawn_w(self, event: DemandResponseEvent) -> float:
+        """By its meter, if that has said something since the last thing was done; by the model otherwise."""
+        reading = self.site.readings.get(event.domain_id)
+        last_at = max((a.state_since_at for a in self.actions), default=None)
+        if reading is not None and (last_at is None or reading.at >= last_at + SETTLED_AFTER):
+            return domain_w(self.site, event.domain_id)
+        return self.site.modelled_w().get(event.domain_id, 0.0)
+
+    # Giving back
+
+    def note_release(self) -> None:
+        """Keep from which load an event's domain comes back: its ramp counts from there."""
+        modelled = None
+        for event in self.live.values():
+            if event.ramped_at is not None or self.at < binds_until(event):
+                continue
+            modelled = modelled or self.site.modelled_w()
+            drawn_w = modelled.get(event.domain_id, 0.0)
+            DemandResponseEvent.objects.filter(pk=event.pk, ramped_at=None).update(
+                ramped_at=self.at, ramped_w=drawn_w
+            )
+            event.ramped_at, event.ramped_w = self.at, drawn_w
+
+    def give_back(self) -> None:
+        """Raise caps, and then put paused jobs back into line, as far as every limit above them allows."""
+        if not self._held_down() and not self._paused_for_nothing():
+            return
+        with transaction.atomic():
+            # A plan that is being committed starts work on the same headroom: one after the other.
+            with connection.cursor() as cursor:
+                cursor.execute("LOCK TABLE power_powerlimit IN ROW EXCLUSIVE MODE")
+            self.read()
+            self._raise()
+            self._resume()
+
+    def _held_down(self) -> list[tuple[RunningJob, float]]:
+        """Jobs held lower than anybody asks for, and what they may have: the firmest first, then who lost most."""
+        asked = self._asked()
+        held = []
+        for job in self.site.jobs:
+            if job.cap is None or job.is_leaving:
+                continue
+            goal = min(asked.get(job.allocation_id, 1.0), base_share_of(job))
+            if job.cap.desired_share < goal - _CLOSE:
+                held.append((job, goal))
+        held.sort(key=lambda one: (one[0].tier, -one[0].lost_s, one[0].submitted_at, one[0].job_id))
+        return held
+
+    def _raise(self) -> None:
+        headroom = _Headroom(self.site, self.at)
+        shut: set[int] = set()  # domains in which somebody waits for more: nobody overtakes there
+        for job, goal in self._held_down():
+            assert job.cap is not None
+            above = self.site.domains_of(job)
+            if above & shut:
+                continue
+            now = job.cap.desired_share
+            steps = [goal, *(cap for cap in job.kind.curve.caps() if now + _CLOSE < cap < goal - _CLOSE)]
+            best = next((share for share in steps if headroom.bears(job, share)), None)
+            if best is None:
+                shut |= above & headroom.limited
+                continue
+            ask = jobs.CapAsk(
+                allocation_id=job.allocation_id,
+                share=best,
+                back_share=base_share_of(job),
+                lease_until_at=job.cap.lease_until_at,
+            )
+            if jobs.ask_cap(ask=ask, fence=self.fence, at=self.at, reason="The event is over."):
+                headroom.take(job, best)
+                self.done.n_raised += 1
+
+    def _paused_for_nothing(self) -> list[CurtailmentAction]:
+        """Pauses that no event asks for any more; one that was not asked for yet is dropped."""
+        kept = {
+            a.job_id
+            for a in self.actions
+            if a.lever != Lever.CAP and not self._is_over(a) and a.plan_id not in self._replaced()
+        }
+        return [
+            a
+            for a in self.actions
+            if a.lever != Lever.CAP
+            and a.job_id not in kept
+            and (self._is_over(a) or a.plan_id in self._replaced())
+        ]
+
+    def _resume(self) -> None:
+        idle = [a for a in self._paused_for_nothing() if a.state != ActionState.VERIFIED]
+        for action in idle:
+            if not (job := self.job_of.get(action.before.get("allocation_id", 0))) or not job.is_pausing:
+                self._move(action, ActionState.REVERTED, "It was not done before the event was over.")
+        if self._held_down():
+            return  # caps first
+        for action in self._paused_for_nothing():
+            # It goes back into line where it stood; the planner starts it under every limit that holds by then.
+            if action.state != ActionState.VERIFIED:
+                continue
+            if jobs.resume_job(job_id=action.job_id, at=self.at, reason="The event is over."):
+                self.done.n_resumed += 1
+            self._move(action, ActionState.REVERTED)
+
+    def close(self) -> None:
+        """Note which caps are given back, and which events are over."""
+        self.read()
+        replaced = self._replaced()
+        asked = self._asked()
+        for action in list(self.actions):
+            if action.lever != Lever.CAP or action.state == ActionState.REVERTED:
+                continue
+            is_bridged = bool(action.after.get("is_bridge")) and self._share_of(action) >= 1.0
+            if not (self._is_over(action) or action.plan_id in replaced or is_bridged):
+                continue
+            job = self.job_of.get(action.before.get("allocation_id", 0))
+            goal = 1.0 if job is None else min(asked.get(job.allocation_id, 1.0), base_share_of(job))
+            if job is None or job.cap is None or job.cap.desired_share >= goal - _CLOSE:
+                self._move(action, ActionState.REVERTED)
+        rows = [event for event in events().filter(pk__in=self.live) if event.released_at is None]
+        loads = loads_of(rows, at=self.at)
+        for event in rows:
+            if self.at < binds_until(event):
+                continue
+            meter = self.site.domains[event.domain_id].meter
+            draw_w = meter.fixed_w + meter.k * domain_w(self.site, event.domain_id)
+            load = Load(draw_w=draw_w, allowed_w=loads[event.pk].allowed_w)
+            settle_release(event_id=event.pk, load=load, at=self.at)
+
+
+class _Headroom:
+    """What every domain may still be given: under its own limit by peaks, under those of events by draws."""
+
+    def __init__(self, site: Site, at: datetime) -> None:
+        self._site = site
+        self._drawn, self._peaks = site.modelled_w(), site.modelled_w(is_peak=True)
+        self._limits = rise_limits_w(at)
+        self.limited = {d for d in site.domains if d in self._limits or site.domains[d].limit_w < inf}
+
+    def bears(self, job: RunningJob, share: float) -> bool:
+        """Whether a job may have this share."""
+        for domain_id in self._site.domains_of(job):
+            n = self._site.devices_under(job, domain_id)
+            more_w = (job.device_w(share) - job.device_w()) * n
+            peak_w = (job.device_w(share, is_peak=True) - job.device_w(is_peak=True)) * n
+            if self._drawn[domain_id] + more_w > _slack(self._limits.get(domain_id, inf)):
+                return False
+            if self._peaks[domain_id] + peak_w > _slack(self._site.domains[domain_id].limit_w):
+                return False
+        return True
+
+    def take(self, job: RunningJob, share: float) -> None:
+        """Count it."""
+        for domain_id in self._site.domains_of(job):
+            n = self._site.devices_under(job, domain_id)
+            self._drawn[domain_id] += (job.device_w(share) - job.device_w()) * n
+            self._peaks[domain_id] += (job.device_w(share, is_peak=True) - job.device_w(is_peak=True)) * n
+
+
+def _slack(limit_w: float) -> float:
+    return limit_w if limit_w == inf else limit_w + 1e-6 * max(1.0, limit_w)
+
+
+def _settle_tests(fence: int, at: datetime) -> None:
+    """A test event does everything but act: what is due counts as done, what is over as given back."""
+    rows = CurtailmentAction.objects.filter(
+        plan__event__is_test=True, plan__committed_at__isnull=False, issue_at__lte=at, state__in=_OPEN
+    ).select_related("plan__event__domain__power_limit")
+    for action in rows:
+        is_over = at >= binds_until(action.plan.event) or action.plan.state == PlanState.SUPERSEDED
+        state = ActionState.REVERTED if is_over else ActionState.VERIFIED
+        if action.state != state:
+            record_action_state(
+                idempotency_key=action.idempotency_key,
+                state=state,
+                fence=fence,
+                at=at,
+                note="A test: nothing was done to the job.",
+            )

@@ -1,0 +1,453 @@
+"""From a site and an event to a plan: who is slowed, who is paused, when, and what that leaves missing. No writes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from hashlib import sha256
+from json import dumps
+from math import inf
+from typing import Any, Final
+
+from apps.power.curtailment.facts import (
+    ALLOWED_LOSS,
+    FIRM,
+    INTERRUPTIBLE,
+    WEIGHT,
+    Candidate,
+    Lever,
+    Limit,
+    Load,
+    Option,
+    Problem,
+)
+from apps.power.curtailment.options import MICRO, candidate_of
+from apps.power.curtailment.schedule import HARD, Schedule, Step, schedule
+from apps.power.models import DemandResponseEvent
+from apps.power.plan_services import ActionDraft, PlanDraft
+from apps.power.response import limit_it_w
+from apps.power.response_selectors import response_of
+from apps.scheduling.response.site import DECLARED, RunningJob, Site
+
+MARGIN_S: Final = 15.0  # a command waits for the next look of whoever controls, and for its answer
+MOST_LISTED: Final = 500
+_CURVE_POINTS: Final = 40
+_LEVERS: Final = frozenset({Lever.CAP.value, Lever.PAUSE.value, Lever.STOP.value})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What an operator wants of a plan beside its target.
+
+    Attributes:
+        levers: That may be used: cap, pause, stop.
+        exempt_jobs, exempt_teams: Never touched.
+        allowed_jobs: May lose more than their tier allows, by an operator's word.
+    """
+
+    levers: frozenset[str] = _LEVERS
+    exempt_jobs: frozenset[int] = frozenset()
+    exempt_teams: frozenset[str] = frozenset()
+    allowed_jobs: frozenset[int] = frozenset()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "levers": sorted(self.levers),
+            "exempt_jobs": sorted(self.exempt_jobs),
+            "exempt_teams": sorted(self.exempt_teams),
+            "allowed_jobs": sorted(self.allowed_jobs),
+        }
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> "Wish":
+        return cls(
+            levers=frozenset(told.get("levers", _LEVERS)),
+            exempt_jobs=frozenset(told.get("exempt_jobs", ())),
+            exempt_teams=frozenset(told.get("exempt_teams", ())),
+            allowed_jobs=frozenset(told.get("allowed_jobs", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is in force, or asked for, on behalf of events.
+
+    Attributes:
+        share_of: By allocation, the lowest cap that other events ask for.
+        mine: By allocation, the cap that this event's own plan asks for.
+        paused: Actions of this event's own plan that paused a job which still waits for its end.
+        deaf: Allocations that this event's plan asked something of, and that did not do it.
+    """
+
+    share_of: Mapping[int, float] = field(default_factory=dict)
+    mine: Mapping[int, float] = field(default_factory=dict)
+    paused: Sequence[ActionDraft] = ()
+    deaf: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A plan, and what it was decided from; watts of IT load.
+
+    Attributes:
+        base_w: What the domain would draw with nothing done for this event.
+        target_w: What the event leaves it.
+        achievable_w: Load at the least, with every lever there is.
+    """
+
+    draft: PlanDraft
+    base_w: float
+    target_w: float
+    achievable_w: float
+    schedule: Schedule
+    inputs_hash: str
+
+
+def decide(
+    site: Site,
+    event: DemandResponseEvent,
+    *,
+    at: datetime,
+    wish: Wish = Wish(),
+    held: Held = Held(),
+    at_least_mine: bool = False,
+) -> Decided | None:
+    """The best plan for an event as things stand; None while what it counts from is not known.
+
+    Args:
+        held: What other events do already stays done; what this one does may be chosen anew.
+        at_least_mine: What this event's plan does stays done as well: more is added to it.
+    """
+    domain = site.domains[event.domain_id]
+    target_w = limit_it_w(response_of(event), domain.meter)
+    if target_w is None:
+        return None
+    begins_at = max(event.start_at, at)
+    window_s = max(1.0, (event.end_at - begins_at).total_seconds())
+    base_w = domain_w(site, domain.id)
+    jobs: list[RunningJob] = []
+    candidates: list[Candidate] = []
+    for job in site.jobs:
+        n = site.devices_under(job, domain.id)
+        if not n:
+            continue
+        base_share = min(base_share_of(job), held.share_of.get(job.allocation_id, 1.0))
+        base_w += (job.device_w(base_share) - job.device_w()) * n
+        candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held, at_least_mine))
+        jobs.append(job)
+    need_uw = round((base_w - target_w) * MICRO)
+    problem = Problem(tuple(candidates), (Limit(domain.id, need_uw, event.priority),))
+    decided = schedule(
+        problem,
+        start_s=(event.start_at - at).total_seconds(),
+        earliest_s=(event.ramp_start_at - at).total_seconds(),
+        margin_s=MARGIN_S,
+        is_emergency=event.is_emergency,
+    )
+    achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
+    draft = _draft(site, event, wish, held, decided, jobs, at, base_w=base_w, target_w=target_w)
+    return Decided(
+        draft=draft,
+        base_w=base_w,
+        target_w=target_w,
+        achievable_w=achievable_w,
+        schedule=decided,
+        inputs_hash=hash_of(event, wish, draft.actions, site),
+    )
+
+
+def domain_w(site: Site, domain_id: int) -> float:
+    """What a domain draws now: by its meter, or by the model where nothing is heard of one."""
+    metered_w = site.metered_w(domain_id)
+    return site.modelled_w().get(domain_id, 0.0) if metered_w is None else metered_w
+
+
+def base_share_of(job: RunningJob) -> float:
+    """The cap that a job has whatever events ask for: what its agent goes back to."""
+    return job.share if job.cap is None else job.cap.back_share
+
+
+def hash_of(event: DemandResponseEvent, wish: Wish, actions: Sequence[ActionDraft], site: Site) -> str:
+    """Of what a plan touches, as it stands: what else moved shows in what the domain draws."""
+    there = {job.allocation_id: job for job in site.jobs}
+    touched = []
+    for action in actions:
+        job = there.get(action.before.get("allocation_id", 0))
+        # A job that this plan keeps paused is in no attempt any more.
+        now = None if job is None else [round(base_share_of(job), 9), job.is_leaving and not job.is_pausing]
+        touched.append([action.job_id, str(action.lever), dict(action.after), now])
+    facts = [event.pk, event.version, wish.as_json(), touched]
+    return sha256(dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _candidate(
+    site: Site,
+    job: RunningJob,
+    event: DemandResponseEvent,
+    n: float,
+    base_share: float,
+    window_s: float,
+    wish: Wish,
+    held: Held,
+    at_least_mine: bool,
+) -> Candidate:
+    alone = Candidate(job.allocation_id, job.tier, job.n_devices, (Option(Lever.NONE),))
+    is_exempt = job.job_id in wish.exempt_jobs or job.team in wish.exempt_teams
+    if is_exempt or job.is_leaving or job.tier == FIRM or job.allocation_id in held.deaf:
+        return alone
+    load = Load(
+        job.allocation_id,
+        job.tier,
+        job.n_devices,
+        {0: n},
+        job.device_w(base_share),
+        job.kind.curve,
+        checkpoint_s=job.checkpoint_s,
+        at_risk_s=job.at_risk_s,
+        restart_s=job.restart_s,
+    )
+    may_more = event.is_emergency or (job.job_id in wish.allowed_jobs and job.tier != INTERRUPTIBLE)
+    whole = candidate_of(load, window_s, is_emergency=may_more)
+    mine = held.mine.get(job.allocation_id)
+    options = tuple(
+        option
+        for option in whole.options
+        if option.lever is Lever.NONE or (option.lever.value in wish.levers and _is_open(job, option))
+    )
+    if at_least_mine and mine is not None:
+        options = tuple(
+            o for o in options if o.lever in HARD or (o.lever is Lever.CAP and o.cap <= mine + 1e-9)
+        )
+    return Candidate(job.allocation_id, job.tier, job.n_devices, options or alone.options)
+
+
+def _is_open(job: RunningJob, option: Option) -> bool:
+    if option.lever is Lever.CAP:
+        return job.can_cap and job.is_whole
+    return job.is_running
+
+
+# The plan as it is kept ------------------------------------------------------------------------------------------
+
+
+def _draft(
+    site: Site,
+    event: DemandResponseEvent,
+    wish: Wish,
+    held: Held,
+    decided: Schedule,
+    jobs: Sequence[RunningJob],
+    at: datetime,
+    *,
+    base_w: float,
+    target_w: float,
+) -> PlanDraft:
+    domain = site.domains[event.domain_id]
+    k = domain.meter.k
+    by_id = {job.allocation_id: job for job in jobs}
+    kept_w = sum(action.expected_w for action in held.paused)
+    lasting = decided.lasting.chosen(decided.problem)
+    shed_w = sum(option.total_uw for option in lasting.values()) / MICRO
+    short_w = decided.lasting.short_uw[0] / MICRO
+    breaches = sorted(
+        {
+            by_id[allocation_id].job_id
+            for allocation_id, option in lasting.items()
+            if _breaks(by_id[allocation_id], option)
+        }
+    )
+    actions = [*held.paused, *(_action(step, by_id[step.job_id], held, at) for step in decided.steps)]
+    achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
+    rows = [_row(step, by_id[step.job_id], event, at) for step in decided.steps if not step.is_bridge]
+    rows.sort(key=lambda row: (-row["lost_device_s"], row["job_id"]))
+    details = {
+        "wish": wish.as_json(),
+        "domain": domain.name,
+        "at": at.isoformat(),
+        "is_metered": site.metered_w(domain.id) is not None,
+        "base_w": round(base_w, 3),
+        "target_w": round(target_w, 3),
+        "load_w": round(base_w - shed_w, 3),
+        "asked_w": round(max(0.0, base_w + kept_w - target_w), 3),
+        "shed_w": round(shed_w + kept_w, 3),
+        "short_w": round(short_w, 3),
+        "achievable_w": round(base_w + kept_w - achievable_w, 3),
+        "k": k,
+        "fixed_w": domain.meter.fixed_w,
+        "method": decided.lasting.method,
+        "gap": round(decided.lasting.gap, 6),
+        "n_capped": sum(1 for option in lasting.values() if option.lever is Lever.CAP),
+        "n_paused": sum(1 for option in lasting.values() if option.lever in HARD) + len(held.paused),
+        "capped_w": round(_shed_by(lasting, (Lever.CAP,)), 3),
+        "paused_w": round(_shed_by(lasting, HARD) + kept_w, 3),
+        "deferred_device_s": round(_deferred_s(decided, by_id, event, at), 3),
+        "is_bridged": decided.at_start is not decided.lasting,
+        "binding": _binding(domain.name, jobs, short_w),
+        "relaxations": _relaxations(site, event, jobs, lasting, wish) if short_w > 1e-6 else [],
+        "jobs": rows[:MOST_LISTED],
+        "n_jobs": len(rows),
+        "curve": _curve(decided.steps, event, at, base_w=base_w),
+    }
+    return PlanDraft(
+        actions=actions,
+        predicted_shed_w=round((shed_w + kept_w) * k, 3),
+        shortfall_w=round(short_w * k, 3),
+        lost_device_s=sum(option.lost_ms for option in lasting.values()) / 1000,
+        bound_device_s=max(0.0, decided.lasting.bound_ms / 1000),
+        tier_breaches=breaches,
+        draw_w=round(domain.meter.fixed_w + k * domain_w(site, domain.id), 3),
+        details=details,
+    )
+
+
+def _action(step: Step, job: RunningJob, held: Held, at: datetime) -> ActionDraft:
+    base = min(base_share_of(job), held.share_of.get(job.allocation_id, 1.0))
+    before: dict[str, Any] = {"allocation_id": job.allocation_id, "share": round(base, 9)}
+    after: dict[str, Any]
+    if step.option.lever is Lever.CAP:
+        after = {"share": round(step.option.cap, 9)}
+        if step.is_bridge:
+            after |= {"is_bridge": True}
+            if step.then.lever is Lever.CAP:
+                after["then_share"] = round(step.then.cap, 9)
+    else:
+        after = {"state": "paused"}
+    return ActionDraft(
+        job_id=job.job_id,
+        tier=job.tier,
+        lever=step.option.lever.value,
+        before=before,
+        after=after,
+        expected_w=step.option.total_uw / MICRO,
+        issue_at=at + timedelta(seconds=step.issue_s),
+        effective_by_at=at + timedelta(seconds=step.effective_s),
+    )
+
+
+def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) -> dict[str, Any]:
+    """One touched job, for people."""
+    option = step.option
+    begins_at = max(event.start_at, at)
+    window_s = max(0.0, (event.end_at - begins_at).total_seconds())
+    rate = job.kind.curve.rate(option.cap, job.draw_w) if option.lever is Lever.CAP else 0.0
+    moves_s = window_s * (1.0 - rate) + (job.restart_s if option.lever in HARD else 0.0)
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "team": job.team,
+        "tier": job.tier,
+        "n_devices": round(job.n_devices, 6),
+        "kind": job.kind.name,
+        "lever": option.lever.value,
+        "share": round(option.cap, 6) if option.lever is Lever.CAP else None,
+        "cap_w": round(option.cap * job.kind.tdp_w, 1) if option.lever is Lever.CAP else None,
+        "shed_w": round(option.total_uw / MICRO, 3),
+        "lost_device_s": round(option.lost_ms / 1000, 3),
+        "finish_moves_s": round(moves_s, 1),
+        "unsaved_s": None
+        if job.checkpoint_s != inf or option.lever is Lever.CAP
+        else round(job.at_risk_s, 1),
+        "issue_at": (at + timedelta(seconds=step.issue_s)).isoformat(),
+        "is_breach": _breaks(job, option),
+        "is_assumed": job.draw_source != DECLARED,
+    }
+
+
+def _breaks(job: RunningJob, option: Option) -> bool:
+    """Whether a job would lose more than its tier allows."""
+    if option.lever in HARD:
+        return job.tier != INTERRUPTIBLE
+    if option.lever is not Lever.CAP:
+        return False
+    rate = job.kind.curve.rate(option.cap, job.draw_w)
+    return 1.0 - rate > ALLOWED_LOSS[job.tier] + 1e-9
+
+
+def _shed_by(lasting: Mapping[int, Option], levers: Iterable[Lever]) -> float:
+    return sum(option.total_uw for option in lasting.values() if option.lever in levers) / MICRO
+
+
+def _deferred_s(
+    decided: Schedule, by_id: Mapping[int, RunningJob], event: DemandResponseEvent, at: datetime
+) -> float:
+    """Device-seconds of work that come later, without what is lost for good."""
+    window_s = max(0.0, (event.end_at - max(event.start_at, at)).total_seconds())
+    total = 0.0
+    for allocation_id, option in decided.lasting.chosen(decided.problem).items():
+        job = by_id[allocation_id]
+        rate = job.kind.curve.rate(option.cap, job.draw_w) if option.lever is Lever.CAP else 0.0
+        total += job.n_devices * window_s * (1.0 - rate)
+    return total
+
+
+def _binding(domain: str, jobs: Sequence[RunningJob], short_w: float) -> list[str]:
+    if short_w <= 1e-6:
+        return []
+    tiers = sorted({job.tier for job in jobs if job.tier != INTERRUPTIBLE and not job.is_leaving})
+    return [domain, *(f"tier {tier}" for tier in tiers)]
+
+
+def _relaxations(
+    site: Site,
+    event: DemandResponseEvent,
+    jobs: Sequence[RunningJob],
+    lasting: Mapping[int, Option],
+    wish: Wish,
+) -> list[dict[str, Any]]:
+    """What an operator could allow beside it, the cheapest watt first, with the watts of IT load that it gives."""
+    found = []
+    for job in jobs:
+        if job.tier in (FIRM, INTERRUPTIBLE) or job.job_id in wish.allowed_jobs or job.is_leaving:
+            continue
+        if (
+            job.job_id in wish.exempt_jobs
+            or job.team in wish.exempt_teams
+            or not (job.can_cap and job.is_whole)
+        ):
+            continue
+        n = site.devices_under(job, event.domain_id)
+        curve, chosen = job.kind.curve, lasting.get(job.allocation_id)
+        now_w = job.device_w(chosen.cap if chosen is not None and chosen.lever is Lever.CAP else None)
+        lower = [cap for cap in curve.caps() if cap * curve.tdp_w < now_w - 1e-6]
+        if not lower or (chosen is not None and chosen.lever in HARD):
+            continue
+        cap = lower[-1]
+        gain_w = (now_w - cap * curve.tdp_w) * n
+        lost = 1.0 - curve.rate(cap, job.draw_w)
+        found.append(
+            {
+                "job_id": job.job_id,
+                "name": job.name,
+                "tier": job.tier,
+                "cap_w": round(cap * curve.tdp_w, 1),
+                "gain_w": round(gain_w, 3),
+                "cost_per_w": WEIGHT[job.tier] * lost * n / gain_w,
+            }
+        )
+    found.sort(key=lambda one: (one["cost_per_w"], one["job_id"]))
+    return found[:50]
+
+
+def _curve(
+    steps: Sequence[Step], event: DemandResponseEvent, at: datetime, *, base_w: float
+) -> list[list[Any]]:
+    """[instant, watts of IT load with the plan] from now until a while after the end."""
+    changes: dict[float, float] = {}
+    slow_s = max((step.effective_s for step in steps if not step.is_bridge), default=0.0)
+    for step in steps:
+        shed_w = step.option.total_uw / MICRO
+        changes[step.effective_s] = changes.get(step.effective_s, 0.0) - shed_w
+        if step.is_bridge:
+            back_w = shed_w - step.then.total_uw / MICRO
+            changes[slow_s] = changes.get(slow_s, 0.0) + back_w
+    points: list[list[Any]] = [[at.isoformat(), round(base_w, 1)]]
+    load_w = base_w
+    for second in sorted(changes):
+        when = at + timedelta(seconds=second)
+        points.append([when.isoformat(), round(load_w, 1)])
+        load_w += changes[second]
+        points.append([when.isoformat(), round(load_w, 1)])
+    if len(points) > _CURVE_POINTS:
+        stride = -(-len(points) // _CURVE_POINTS)
+        points = [*points[:-1:stride], points[-1]]
+    points.append([event.end_at.isoformat(), round(load_w, 1)])
+    return points

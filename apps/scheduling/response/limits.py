@@ -1,0 +1,129 @@
+"""What demand-response events leave each domain to draw at an instant: for planner and power control alike.
+
+Only events with a committed plan count: what nobody committed to binds nobody. From the ramp on nothing starts that
+would stand in the way of the target. Afterwards the load comes back by the domain's ramp and under the rebound limit;
+until everybody who was slowed has their power back nothing else starts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf
+from typing import Final
+
+from django.db.models import Exists, OuterRef, Q
+
+from apps.power.curtailment.facts import Lever
+from apps.power.models import LONGEST_RECOVERY_S, ActionState, CurtailmentAction, DemandResponseEvent
+from apps.power.response import limit_it_w
+from apps.power.response_selectors import answered, meter_of, response_of
+
+MINUTE_S: Final = 60.0
+_LOOKED_BACK: Final = timedelta(seconds=LONGEST_RECOVERY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one event leaves its domain now, in watts of IT load; inf: nothing is said.
+
+    Attributes:
+        start_w: New work must fit under it.
+        rise_w: What was slowed must fit under it when it gets its power back.
+    """
+
+    event: DemandResponseEvent
+    start_w: float
+    rise_w: float
+
+
+def in_force(at: datetime) -> list[DemandResponseEvent]:
+    """Events with a committed plan whose ramp has begun and whose recovery is not over, the first priority first."""
+    capped = CurtailmentAction.objects.filter(plan__event=OuterRef("pk"), lever=Lever.CAP.value).exclude(
+        state=ActionState.REVERTED
+    )
+    rows = (
+        answered()
+        .filter(is_test=False, ramp_start_at__lte=at, end_at__gt=at - _LOOKED_BACK)
+        .annotate(has_open_caps=Exists(capped))
+        .order_by("priority", "start_at", "id")
+    )
+    return [event for event in rows if _counts(event, at)]
+
+
+def _counts(event: DemandResponseEvent, at: datetime) -> bool:
+    over_at = binds_until(event)
+    if over_at < event.ramp_start_at:
+        return False  # given up before it did anything
+    return event.released_at is None or at < over_at + timedelta(seconds=event.recovery_s)
+
+
+def binds_until(event: DemandResponseEvent) -> datetime:
+    """Its end, or when it was given up."""
+    return response_of(event).binds_until_at
+
+
+def bounds(rows: Iterable[DemandResponseEvent], at: datetime) -> list[Bound]:
+    """What these events, of in_force(), leave their domains."""
+    return [_bound(event, at) for event in rows]
+
+
+def _bound(event: DemandResponseEvent, at: datetime) -> Bound:
+    meter = meter_of(event.domain)
+    response = response_of(event)
+    target_w = limit_it_w(response, meter)
+    target_w = inf if target_w is None else target_w
+    over_at = response.binds_until_at
+    if at < over_at:
+        return Bound(event, target_w, target_w)
+    rise_w = inf
+    if at < over_at + timedelta(seconds=event.recovery_s):
+        if event.reference_w is not None:
+            rise_w = meter.it_w(event.reference_w * event.rebound_limit_share)
+        rise_w = min(rise_w, _ramped_w(event, at))
+    # Before those who were slowed nobody takes what comes back.
+    start_w = min(rise_w, event.ramped_w or target_w) if event.has_open_caps else rise_w  # type: ignore[attr-defined]
+    return Bound(event, start_w, rise_w)
+
+
+def _ramped_w(event: DemandResponseEvent, at: datetime) -> float:
+    """The load that a domain's ramp allows by now: a step after each full minute, counted from the release."""
+    limit = getattr(event.domain, "power_limit", None)
+    ramp: float | None = None if limit is None else limit.ramp_up_w_per_s
+    if ramp is None:
+        return inf
+    if event.ramped_at is None or event.ramped_w is None:
+        return 0.0  # nobody has noted yet from where it comes back
+    return event.ramped_w + ramp * MINUTE_S * ((at - event.ramped_at) // timedelta(seconds=MINUTE_S))
+
+
+def start_limits_w(at: datetime) -> Mapping[int, float]:
+    """By domain id, what new work must fit under."""
+    return _tightest((bound.event.domain_id, bound.start_w) for bound in bounds(in_force(at), at))
+
+
+def rise_limits_w(at: datetime) -> Mapping[int, float]:
+    """By domain id, what everything must fit under when somebody gets power back."""
+    return _tightest((bound.event.domain_id, bound.rise_w) for bound in bounds(in_force(at), at))
+
+
+def _tightest(told: Iterable[tuple[int, float]]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for domain_id, watts in told:
+        if watts < inf:
+            found[domain_id] = min(watts, found.get(domain_id, inf))
+    return found
+
+
+def next_change_at(at: datetime) -> datetime | None:
+    """The next instant at which what events leave a domain changes by time alone; None: none does."""
+    marks: list[datetime] = []
+    ahead = Q(ramp_start_at__gt=at) | Q(end_at__gt=at - _LOOKED_BACK)
+    for event in answered().filter(ahead, is_test=False):
+        over_at = binds_until(event)
+        ends_at = over_at + timedelta(seconds=event.recovery_s)
+        marks += [event.ramp_start_at, event.start_at, over_at, ends_at]
+        limit = getattr(event.domain, "power_limit", None)
+        if over_at <= at < ends_at and limit is not None and limit.ramp_up_w_per_s and event.ramped_at:
+            n = (at - event.ramped_at) // timedelta(seconds=MINUTE_S) + 1
+            marks.append(event.ramped_at + n * timedelta(seconds=MINUTE_S))
+    return min((mark for mark in marks if mark > at), default=None)

@@ -1,0 +1,261 @@
+"""Previews and commits plans for demand-response events. What is committed is carried out by `control`."""
+
+from collections import defaultdict
+from datetime import datetime
+from typing import Final
+
+from django.db import transaction
+
+from apps.core.errors import InvalidInput, NotFound
+from apps.events.services import record
+from apps.power import plan_services, response_services
+from apps.power.curtailment.facts import Lever
+from apps.power.errors import NoReference, NotPreauthorised
+from apps.power.models import (
+    ActionState,
+    CurtailmentAction,
+    CurtailmentPlan,
+    DemandResponseEvent,
+    EmergencyPolicy,
+    PlanState,
+    PowerController,
+)
+from apps.power.plan_services import ActionDraft
+from apps.power.response_selectors import events
+from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, hash_of
+from apps.scheduling.response.site import Site, read_site
+from apps.teams import policies
+from apps.teams.models import User
+
+_DONE: Final = (ActionState.REVERTED,)
+
+
+def preview(*, event_id: int, wish: Wish, actor: User | None, at: datetime) -> CurtailmentPlan:
+    """Work out the best plan as things stand, and keep it as the event's newest preview. Nothing is done to any job.
+
+    Raises:
+        NotFound, EventClosed
+        NoReference: what the target counts from is not known yet.
+    """
+    if actor is not None:
+        policies.require_may_operate(actor)
+    event = open_event(event_id, at)
+    decided = decided_for(event, read_site(at), wish=wish, at=at)
+    return plan_services.save_preview(
+        event_id=event_id, draft=decided.draft, inputs_hash=decided.inputs_hash, actor=actor, at=at
+    )
+
+
+def commit(
+    *,
+    event_id: int,
+    inputs_hash: str,
+    actor: User | None,
+    at: datetime,
+    confirmation: str = "",
+    reason: str = "",
+) -> CurtailmentPlan:
+    """Put the preview that was seen in force, if what it touches is still as it was.
+
+    Raises:
+        as plan_services.commit_plan().
+    """
+    event = events().filter(pk=event_id).first()
+    if event is None:
+        raise NotFound("There is no such event.")
+    plan = event.plans.filter(inputs_hash=inputs_hash, state=PlanState.PREVIEWED).first()
+    site = read_site(at)
+    hash_now = None if plan is None else hash_of(event, _wish_of(plan), _drafts(plan), site)
+    domain = site.domains[event.domain_id]
+    draw_now_w: float | None = domain.meter.fixed_w + domain.meter.k * domain_w(site, event.domain_id)
+    if plan is not None and event.plans.filter(state=PlanState.COMMITTED).exists():
+        draw_now_w = plan.draw_w  # a plan is at work: its load moves because of it
+    return plan_services.commit_plan(
+        event_id=event_id,
+        inputs_hash=inputs_hash,
+        inputs_hash_now=hash_now,
+        draw_now_w=draw_now_w,
+        actor=actor,
+        at=at,
+        confirmation=confirmation,
+        reason=reason,
+    )
+
+
+def respond(*, event_id: int, at: datetime) -> CurtailmentPlan | None:
+    """Commit without a person what a programme allows in advance; None where a person has to.
+
+    Called again it changes nothing: an event that has a committed plan is left to `control`.
+    """
+    event = open_event(event_id, at)
+    programme = event.programme
+    if programme is None or event.plans.filter(state=PlanState.COMMITTED).exists():
+        return None
+    is_ordered = event.is_emergency and programme.emergency_policy != EmergencyPolicy.NONE
+    if not is_ordered and not programme.is_auto_commit:
+        return None
+    levers = {Lever.CAP.value, Lever.PAUSE.value}
+    if is_ordered:
+        may_stop = programme.emergency_policy == EmergencyPolicy.CAPS_AND_STOPS
+        levers = {Lever.CAP.value, Lever.PAUSE.value, Lever.STOP.value} if may_stop else {Lever.CAP.value}
+    plan = preview(event_id=event_id, wish=Wish(levers=frozenset(levers)), actor=None, at=at)
+    if plan.shortfall_w > 0 and not is_ordered:
+        return None  # what cannot be met is a person's to decide
+    try:
+        return commit(event_id=event_id, inputs_hash=plan.inputs_hash, actor=None, at=at)
+    except NotPreauthorised:
+        return None
+
+
+def follow_up(event: DemandResponseEvent, site: Site, *, at: datetime) -> CurtailmentPlan | None:
+    """Add to a committed plan what its target still lacks, within what was committed to; None: there is no more."""
+    plan = event.plans.filter(state=PlanState.COMMITTED).first()
+    if plan is None:
+        return None
+    decided = decided_for(event, site, wish=_wish_of(plan), at=at, at_least_mine=True)
+    if decided.draft.predicted_shed_w <= _open_shed_w(event) + 1.0:
+        return None
+    with transaction.atomic():
+        made = plan_services.save_preview(
+            event_id=event.pk, draft=decided.draft, inputs_hash=decided.inputs_hash, actor=None, at=at
+        )
+        try:
+            return plan_services.commit_plan(
+                event_id=event.pk, inputs_hash=made.inputs_hash, actor=None, at=at
+            )
+        except NotPreauthorised:
+            return None
+
+
+def _open_shed_w(event: DemandResponseEvent) -> float:
+    """Watts, on the event's side of the meter, that its committed plan's actions were to bring."""
+    k = 1.0
+    limit = getattr(event.domain, "power_limit", None)
+    if limit is not None and event.domain.kind == "facility":
+        k = limit.overhead_k
+    rows = CurtailmentAction.objects.filter(plan__event=event, plan__state=PlanState.COMMITTED)
+    lasting = [row for row in rows.exclude(state__in=_DONE) if not row.after.get("is_bridge")]
+    return k * sum(row.expected_w for row in lasting)
+
+
+def decided_for(
+    event: DemandResponseEvent, site: Site, *, wish: Wish, at: datetime, at_least_mine: bool = False
+) -> Decided:
+    """The best plan for an event, with what is in force for all events taken into account."""
+    decided = decide(site, event, at=at, wish=wish, held=held_for(event, site), at_least_mine=at_least_mine)
+    if decided is None:
+        raise NoReference(domain=event.domain.name)
+    return decided
+
+
+def open_event(event_id: int, at: datetime) -> DemandResponseEvent:
+    """An event of events() with its reference frozen where its notice has come. Raises NotFound."""
+    response_services.freeze_reference(event_id=event_id, at=at)
+    return events().get(pk=event_id)
+
+
+def held_for(event: DemandResponseEvent, site: Site) -> Held:
+    """What is in force or asked for, seen from one event."""
+    share_of: dict[int, float] = defaultdict(lambda: 1.0)
+    mine: dict[int, float] = defaultdict(lambda: 1.0)
+    paused = []
+    deaf = set()
+    there = {job.allocation_id for job in site.jobs}
+    for row in open_actions():
+        allocation_id = row.before.get("allocation_id", 0)
+        is_mine = row.plan.event_id == event.pk
+        if row.lever == Lever.CAP:
+            if row.after.get("is_bridge") and is_mine:
+                continue
+            if is_mine and row.state == ActionState.FAILED:
+                deaf.add(allocation_id)
+                continue
+            held = mine if is_mine else share_of
+            held[allocation_id] = min(held[allocation_id], row.after["share"])
+        elif is_mine and row.plan.state == PlanState.COMMITTED and allocation_id not in there:
+            paused.append(_draft(row))
+        elif is_mine and row.state == ActionState.FAILED:
+            deaf.add(allocation_id)
+    return Held(share_of=dict(share_of), mine=dict(mine), paused=paused, deaf=frozenset(deaf))
+
+
+def open_actions() -> list[CurtailmentAction]:
+    """Everything that some plan does and that was not given back yet, of events that act on jobs."""
+    return list(
+        CurtailmentAction.objects.exclude(state__in=_DONE)
+        .filter(plan__committed_at__isnull=False, plan__event__is_test=False)
+        .select_related("plan__event")
+        .order_by("id")
+    )
+
+
+def _draft(row: CurtailmentAction) -> ActionDraft:
+    return ActionDraft(
+        job_id=row.job_id,
+        tier=row.before.get("tier", 4),
+        lever=row.lever,
+        before=row.before,
+        after=row.after,
+        expected_w=row.expected_w,
+        issue_at=row.issue_at,
+        effective_by_at=row.effective_by_at,
+    )
+
+
+def _drafts(plan: CurtailmentPlan) -> list[ActionDraft]:
+    return [
+        ActionDraft(
+            job_id=one["job_id"],
+            tier=one["tier"],
+            lever=one["lever"],
+            before=one["before"],
+            after=one["after"],
+            expected_w=one["expected_w"],
+            issue_at=datetime.fromisoformat(one["issue_at"]),
+            effective_by_at=datetime.fromisoformat(one["effective_by_at"]),
+        )
+        for one in plan.plan["actions"]
+    ]
+
+
+def _wish_of(plan: CurtailmentPlan) -> Wish:
+    return Wish.of_json(plan.plan.get("wish", {}))
+
+
+# The switch ----------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def stop_automation(*, actor: User, reason: str, at: datetime) -> PowerController:
+    """Have power control keep everything as it is until somebody starts it again. Twice changes nothing."""
+    return _switch(actor, reason, at, is_stopped=True)
+
+
+@transaction.atomic
+def start_automation(*, actor: User, reason: str, at: datetime) -> PowerController:
+    """Let power control act again."""
+    return _switch(actor, reason, at, is_stopped=False)
+
+
+def _switch(actor: User, reason: str, at: datetime, *, is_stopped: bool) -> PowerController:
+    policies.require_may_operate(actor)
+    if not reason.strip():
+        raise InvalidInput.of("reason", "must not be empty: it goes to the audit trail", "required")
+    PowerController.objects.get_or_create(pk=1)
+    row = PowerController.objects.select_for_update().get(pk=1)
+    if (row.stopped_at is not None) == is_stopped:
+        return row
+    row.stopped_at, row.stopped_by = (at, actor) if is_stopped else (None, None)
+    row.stop_reason = reason[:500] if is_stopped else ""
+    row.save(update_fields=["stopped_at", "stopped_by", "stop_reason"])
+    record(
+        "power.automation_stopped" if is_stopped else "power.automation_started",
+        subject_kind="power_controller",
+        subject_id=1,
+        subject_name="power control",
+        actor=actor,
+        at=at,
+        is_audit=True,
+        reason=reason,
+    )
+    return row

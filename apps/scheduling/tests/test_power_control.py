@@ -1,0 +1,118 @@
+"""An event from its notice to the end, in the running service: what was committed is done, and given back.
+
+Scenes and numbers: design notes on power, section 4.
+"""
+
+from datetime import timedelta
+
+import pytest
+
+from apps.jobs.lifecycle import State
+from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent
+from apps.power.response_services import cancel_event
+from apps.scheduling.models import Pass
+from apps.scheduling.tests.response_hall import NOTICE, A, B, C, D, E, announce, clock, hall
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def states(event):
+    rows = CurtailmentAction.objects.filter(plan__event=event)
+    return {(row.job_id, row.lever): row.state for row in rows}
+
+
+def test_p01_a_job_is_paused_and_one_is_slowed_in_time():
+    scene = hall()
+    event = announce(actor=scene.operator)
+    plan = scene.preview(event)
+    assert (plan.predicted_shed_w, plan.shortfall_w) == (pytest.approx(19.2e3), 0)
+    assert {row["name"]: row["cap_w"] for row in plan.plan["jobs"]} == {E: None, D: 400.0}
+
+    scene.commit(event, plan)
+    scene.through(NOTICE, clock(13, 54), every_s=60.0)
+    assert (scene.state(E), scene.share(D)) == (State.RUNNING, 700.0)  # nobody is held down before
+    scene.through(clock(13, 54), clock(13, 59) + timedelta(seconds=45), every_s=15.0)
+    seen = scene.through(clock(14), clock(14, 10), every_s=30.0)
+
+    assert max(seen.values()) <= 114.4e3
+    assert scene.draw_w(clock(14, 10)) == pytest.approx(113.2e3)
+    assert (scene.state(E), scene.share(D)) == (State.PAUSED, 400.0)
+    assert [scene.share(name) for name in (A, B, C)] == [700.0, 700.0, 700.0]
+    assert set(states(event).values()) == {ActionState.VERIFIED}
+
+
+def test_p01_what_was_taken_comes_back_by_the_ramp():
+    scene = hall(ramp_w_per_s=3200 / 60)
+    event = announce(actor=scene.operator, recovery_s=3600)
+    scene.commit(event, scene.preview(event))
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+    scene.at(clock(15))
+    cancel_event(event_id=event.pk, actor=scene.operator, at=clock(15), reason="called off")
+
+    seen = scene.through(clock(15), clock(15, 12), every_s=20.0, plan=True)
+
+    at_minute = [round(seen[clock(15, minute)] / 1e3, 1) for minute in range(4)]
+    assert at_minute == [113.2, 116.4, 119.6, 122.8]  # D first: tier 3 before 4
+    drawn = [seen[clock(15, minute)] for minute in range(13)]
+    allowed = [113.2e3 + 3200 * minute for minute in range(13)]
+    assert all(draw <= most + 1 for draw, most in zip(drawn, allowed, strict=True))
+    assert scene.share(D) == 700.0
+    assert scene.state(E) == State.RUNNING
+    assert set(states(event).values()) == {ActionState.REVERTED}
+    event.refresh_from_db()
+    assert event.released_at is not None
+    assert not Pass.objects.filter(is_refused=True).exists()
+
+
+def test_p02_others_stand_in_for_a_checkpoint_that_comes_too_late():
+    scene = hall(checkpoint_s=1200.0)
+    event = announce(actor=scene.operator)
+    scene.commit(event, scene.preview(event))
+    scene.through(NOTICE, clock(13, 59) + timedelta(seconds=45), every_s=15.0)
+    seen = scene.through(clock(14), clock(14, 12), every_s=10.0)
+
+    assert max(seen.values()) <= 114.4e3
+    assert seen[clock(14, 1)] == pytest.approx(113.2e3)
+    assert (scene.state(E), scene.share(D), scene.share(C)) == (State.PAUSED, 400.0, 700.0)
+    assert scene.draw_w(clock(14, 12)) == pytest.approx(113.2e3)
+
+
+def test_p03_of_two_events_the_stricter_binds_and_the_first_one_stays_in_force():
+    scene = hall()
+    first = announce(actor=scene.operator)
+    scene.commit(first, scene.preview(first))
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+    scene.at(clock(15))
+    second = announce(
+        at=clock(15),
+        actor=scene.operator,
+        priority=0,
+        target_kind="limit_to",
+        value=108.4e3,
+        start_at=clock(15, 30),
+        end_at=clock(16, 30),
+        recovery_s=0,
+    )
+    plan = scene.preview(second, at=clock(15))
+    assert {row["name"]: row["cap_w"] for row in plan.plan["jobs"]} == {C: 500.0}
+    scene.commit(second, plan, at=clock(15))
+    scene.through(clock(15, 29), clock(15, 30), every_s=15.0)
+    seen = scene.through(clock(15, 30), clock(16, 29), every_s=60.0)
+    assert max(seen.values()) <= 108.4e3
+    assert scene.draw_w(clock(16)) == pytest.approx(106.8e3)
+
+    seen = scene.through(clock(16, 30), clock(16, 59), every_s=60.0)
+    assert max(seen.values()) <= 114.4e3
+    assert (scene.state(E), scene.share(D), scene.share(C)) == (State.PAUSED, 400.0, 700.0)
+
+
+def test_a_test_event_touches_nobody():
+    scene = hall()
+    event = announce(actor=scene.operator, is_test=True)
+    scene.commit(event, scene.preview(event))
+    scene.through(clock(13, 54), clock(14, 5), every_s=30.0)
+    assert (scene.state(E), scene.share(D)) == (State.RUNNING, 700.0)
+    assert set(states(event).values()) == {ActionState.VERIFIED}
+    scene.at(clock(17))
+    assert set(states(event).values()) == {ActionState.REVERTED}
+    assert DemandResponseEvent.objects.get().is_test
