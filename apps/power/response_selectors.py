@@ -66,6 +66,15 @@ def unanswered() -> QuerySet[DemandResponseEvent]:
     return events().filter(~Exists(_COMMITTED))
 
 
+def event_by_id(event_id: int) -> DemandResponseEvent:
+    """One of events(); raises NotFound."""
+    # A number that no column can hold names nothing.
+    found = events().filter(pk=event_id).first() if event_id < 2**63 else None
+    if found is None:
+        raise NotFound(f"There is no event {event_id}.")
+    return found
+
+
 def locked_event(event_id: int) -> DemandResponseEvent:
     """An event of events(), locked until the transaction ends; raises NotFound."""
     # First the lock, then the facts: one statement would tell of plans as they were before it had to wait.

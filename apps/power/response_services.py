@@ -149,6 +149,33 @@ def announce_event(
     return event
 
 
+def drafted_event(
+    *,
+    draft: EventDraft,
+    actor: User | None,
+    at: datetime,
+    is_below_floor_confirmed: bool = False,
+) -> DemandResponseEvent:
+    """The event that announce_event() would make of a new draft, as an object that is in no table: for a dry run.
+
+    Raises:
+        as announce_event().
+    """
+    if actor is not None:
+        policies.require_may_operate(actor)
+    resolved = _resolved(draft, None, at)
+    reference = _reference(draft, resolved, None, at)
+    if not is_below_floor_confirmed:
+        _require_above_floor(draft, resolved.domain, reference, idle_floor_w(resolved.domain))
+    event = DemandResponseEvent(
+        domain=resolved.domain, programme=resolved.programme, source=draft.source, created_at=at
+    )
+    _take(event, draft, resolved)
+    if reference is not None and resolved.notified_at <= at:
+        _freeze(event, reference)
+    return event
+
+
 @transaction.atomic
 def cancel_event(
     *,

@@ -15,7 +15,7 @@ from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import NotFound
 from apps.power import programme_services, response_selectors, response_services
-from apps.power.api import response_bodies as bodies
+from apps.power import response_bodies as bodies
 from apps.power.api.parameters import time_in
 from apps.power.models import DemandResponseEvent, Programme
 from apps.teams import policies
@@ -65,7 +65,7 @@ class EventsView(APIView):
                 at=clock.now(),
                 is_below_floor_confirmed=body.is_below_floor_confirmed,
             )
-            return Response(_rendered([_event(made.pk)])[0], status=201)
+            return Response(_rendered([response_selectors.event_by_id(made.pk)])[0], status=201)
 
         return answer_once(request, act)
 
@@ -73,7 +73,7 @@ class EventsView(APIView):
 class EventView(APIView):
     @extend_schema(summary="One event", responses=bodies.EventOut)
     def get(self, request: Request, event_id: int) -> Response:
-        return Response(_rendered([_event(event_id)])[0])
+        return Response(_rendered([response_selectors.event_by_id(event_id)])[0])
 
 
 class EventCancelView(APIView):
@@ -102,7 +102,7 @@ class EventPlansView(APIView):
     @extend_schema(summary="Plans of one event, the latest first", responses=page_schema(bodies.PlanOut))
     def get(self, request: Request, event_id: int) -> Response:
         refuse_unknown_parameters(request)
-        event = _event(event_id)
+        event = response_selectors.event_by_id(event_id)
         rows = response_selectors.plans_of(event)
         return Response(
             page(
@@ -170,7 +170,7 @@ class ProgrammeView(APIView):
 
 
 def _give_up(request: Request, event_id: int, service: Callable[..., DemandResponseEvent]) -> Response:
-    _event(event_id)
+    response_selectors.event_by_id(event_id)
     policies.require_may_operate(person(request))
     body = parse_body(request, bodies.GiveUpIn)
 
@@ -182,7 +182,7 @@ def _give_up(request: Request, event_id: int, service: Callable[..., DemandRespo
             version=body.version,
             reason=body.reason,
         )
-        return Response(_rendered([_event(event_id)])[0])
+        return Response(_rendered([response_selectors.event_by_id(event_id)])[0])
 
     return answer_once(request, act)
 
@@ -191,14 +191,6 @@ def _rendered(events: Sequence[DemandResponseEvent]) -> list[dict[str, Any]]:
     at = clock.now()
     loads = response_selectors.loads_of(events, at=at)
     return [bodies.EventOut.of(event, load=loads[event.pk], at=at).model_dump() for event in events]
-
-
-def _event(event_id: int) -> DemandResponseEvent:
-    # A number that no column can hold names nothing.
-    found = response_selectors.events().filter(pk=event_id).first() if event_id < 2**63 else None
-    if found is None:
-        raise NotFound(f"There is no event {event_id}.")
-    return found
 
 
 def _programme(name: str) -> Programme:

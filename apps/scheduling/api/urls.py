@@ -1,10 +1,25 @@
 from django.urls import path
 
-from apps.scheduling.api import views
+from apps.scheduling.api import response_views, views
 
 urlpatterns = [
     path("defragmentation", views.DefragmentationView.as_view(), name="defragmentation"),
     path("defragmentation/apply", views.DefragmentationApplyView.as_view(), name="defragmentation-apply"),
+    path("demand-response/preview", response_views.DryRunView.as_view(), name="response-dry-run"),
+    path("demand-response/commit", response_views.DraftCommitView.as_view(), name="response-draft-commit"),
+    path(
+        "demand-response/events/<int:event_id>/preview",
+        response_views.EventPreviewView.as_view(),
+        name="response-event-preview",
+    ),
+    path(
+        "demand-response/events/<int:event_id>/commit",
+        response_views.EventCommitView.as_view(),
+        name="response-event-commit",
+    ),
+    path("power/control", response_views.ControllerView.as_view(), name="power-control"),
+    path("power/control/stop", response_views.ControllerStopView.as_view(), name="power-control-stop"),
+    path("power/control/start", response_views.ControllerStartView.as_view(), name="power-control-start"),
     path("jobs/preview", views.JobPreviewView.as_view(), name="job-preview"),
     path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
     path("losses", views.LossesView.as_view(), name="losses"),

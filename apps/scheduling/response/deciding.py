@@ -175,7 +175,9 @@ def hash_of(event: DemandResponseEvent, wish: Wish, actions: Sequence[ActionDraf
         # A job that this plan keeps paused is in no attempt any more.
         now = None if job is None else [round(base_share_of(job), 9), job.is_leaving and not job.is_pausing]
         touched.append([action.job_id, str(action.lever), dict(action.after), now])
-    facts = [event.pk, event.version, wish.as_json(), touched]
+    target = [event.domain_id, event.target_kind, event.value, event.is_emergency, event.is_test]
+    times = [event.start_at.isoformat(), event.end_at.isoformat()]
+    facts = [target, times, wish.as_json(), touched]
     return sha256(dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

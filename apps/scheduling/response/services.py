@@ -1,16 +1,18 @@
 """Previews and commits plans for demand-response events. What is committed is carried out by `control`."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
+from django.core import signing
 from django.db import transaction
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
 from apps.power import plan_services, response_services
 from apps.power.curtailment.facts import Lever
-from apps.power.errors import NoReference, NotPreauthorised
+from apps.power.errors import NoReference, NotPreauthorised, PlanStale
 from apps.power.models import (
     ActionState,
     CurtailmentAction,
@@ -20,14 +22,16 @@ from apps.power.models import (
     PlanState,
     PowerController,
 )
-from apps.power.plan_services import ActionDraft
+from apps.power.plan_services import ActionDraft, PlanDraft
 from apps.power.response_selectors import events
+from apps.power.response_services import EventDraft
 from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, hash_of
 from apps.scheduling.response.site import Site, read_site
 from apps.teams import policies
 from apps.teams.models import User
 
 _DONE: Final = (ActionState.REVERTED,)
+_SALT: Final = "curtailment preview"
 
 
 def preview(*, event_id: int, wish: Wish, actor: User | None, at: datetime) -> CurtailmentPlan:
@@ -80,6 +84,106 @@ def commit(
         confirmation=confirmation,
         reason=reason,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """A plan for an event that nobody has announced yet; nothing of it is in any table.
+
+    Attributes:
+        seen: Stands for what was shown; commit_draft() takes it back.
+    """
+
+    event: DemandResponseEvent
+    draft: PlanDraft
+    seen: str
+    at: datetime
+
+    @property
+    def expires_at(self) -> datetime:
+        return self.at + plan_services.EXPIRES_AFTER
+
+
+def preview_draft(
+    *,
+    draft: EventDraft,
+    wish: Wish,
+    actor: User,
+    at: datetime,
+    is_below_floor_confirmed: bool = False,
+) -> DryRun:
+    """What would be done for an event if it were announced and committed now. Nothing is written.
+
+    Raises:
+        as response_services.announce_event(); NoReference.
+    """
+    policies.require_may_operate(actor)
+    event = response_services.drafted_event(
+        draft=draft, actor=actor, at=at, is_below_floor_confirmed=is_below_floor_confirmed
+    )
+    decided = decided_for(event, read_site(at), wish=wish, at=at)
+    told = {"hash": decided.inputs_hash, "draw_w": decided.draft.draw_w, "by": actor.pk}
+    return DryRun(event, decided.draft, signing.dumps([at.isoformat(), told], salt=_SALT), at)
+
+
+@transaction.atomic
+def commit_draft(
+    *,
+    draft: EventDraft,
+    wish: Wish,
+    seen: str,
+    actor: User,
+    at: datetime,
+    is_below_floor_confirmed: bool = False,
+    confirmation: str = "",
+    reason: str = "",
+) -> CurtailmentPlan:
+    """Announce an event and commit its plan, if that is the one that was seen. All of it, or nothing.
+
+    Args:
+        seen: Of the dry run that was looked at.
+
+    Raises:
+        PlanStale: that was too long ago, somebody else's, or would look different now.
+        and as announce_event() and commit_plan().
+    """
+    policies.require_may_operate(actor)
+    shown_at, told = _opened(seen)
+    if told.get("by") != actor.pk:
+        raise PlanStale("Nothing was previewed.")
+    if at >= shown_at + plan_services.EXPIRES_AFTER:
+        raise PlanStale(
+            "The preview has expired.", expired_at=(shown_at + plan_services.EXPIRES_AFTER).isoformat()
+        )
+    event = response_services.announce_event(
+        draft=draft, actor=actor, at=at, is_below_floor_confirmed=is_below_floor_confirmed
+    )
+    event = events().get(pk=event.pk)
+    decided = decided_for(event, read_site(at), wish=wish, at=at)
+    plan_services.save_preview(
+        event_id=event.pk, draft=decided.draft, inputs_hash=decided.inputs_hash, actor=actor, at=at
+    )
+    if decided.inputs_hash != told["hash"]:
+        raise PlanStale("What would be done has changed.")
+    moved_w = abs((decided.draft.draw_w or 0.0) - (told["draw_w"] or 0.0))
+    if moved_w > plan_services.MOVED_SHARE * (told["draw_w"] or 0.0):
+        raise PlanStale("The load has moved by over 2 %.", draw_w=decided.draft.draw_w)
+    return plan_services.commit_plan(
+        event_id=event.pk,
+        inputs_hash=decided.inputs_hash,
+        actor=actor,
+        at=at,
+        confirmation=confirmation,
+        reason=reason,
+    )
+
+
+def _opened(seen: str) -> tuple[datetime, dict[str, Any]]:
+    try:
+        shown_at, told = signing.loads(seen, salt=_SALT)
+        return datetime.fromisoformat(shown_at), told
+    except (signing.BadSignature, ValueError, TypeError):
+        raise PlanStale("Nothing was previewed.") from None
 
 
 def respond(*, event_id: int, at: datetime) -> CurtailmentPlan | None:
