@@ -59,20 +59,20 @@ def _carry_out(backend: Backend, rows: Sequence[PowerCap], at: datetime) -> int:
     if orders:
         backend.set_caps(orders, at=at)
         seen = {state.allocation_id: state for state in backend.list_caps(at=at)}
-    for row in rows:
-        state = seen.get(row.allocation_id)
-        if state is not None and _says_something(row, state, at):
-            jobs.report_cap(
-                seen=jobs.CapSeen(
-                    allocation_id=state.allocation_id,
-                    share=state.share,
-                    fence=state.fence,
-                    lease_until_at=state.lease_until_at,
-                    is_recorded=state.is_recorded,
-                    message=state.message,
-                ),
-                at=at,
-            )
+    told = [
+        jobs.CapSeen(
+            allocation_id=state.allocation_id,
+            share=state.share,
+            fence=state.fence,
+            lease_until_at=state.lease_until_at,
+            is_recorded=state.is_recorded,
+            message=state.message,
+        )
+        for row in rows
+        if (state := seen.get(row.allocation_id)) is not None and _says_something(row, state, at)
+    ]
+    if told:
+        jobs.report_caps(seen=told, at=at)
     return len(orders)
 
 

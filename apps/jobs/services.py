@@ -12,7 +12,15 @@ from apps.jobs.ledger.attempts import (
     allocation_started,
     data_arrived,
 )
-from apps.jobs.ledger.caps import CapAsk, CapSeen, ask_cap, pause_job, report_cap, resume_job
+from apps.jobs.ledger.caps import (
+    CapAsk,
+    CapSeen,
+    PauseAsk,
+    ask_caps,
+    pause_jobs,
+    report_caps,
+    resume_job,
+)
 from apps.jobs.ledger.changes import hold_job, release_job, stop_job, update_job
 from apps.jobs.ledger.dependencies import cancel_unsatisfiable
 from apps.jobs.ledger.stopping import (
@@ -35,20 +43,21 @@ __all__ = [
     "Grant",
     "Outcome",
     "Outcomes",
+    "PauseAsk",
     "Receipt",
     "allocate",
     "allocate_many",
     "allocation_ended",
     "allocation_started",
-    "ask_cap",
+    "ask_caps",
     "cancel_unsatisfiable",
     "data_arrived",
     "hold_job",
     "move_many",
-    "pause_job",
+    "pause_jobs",
     "preempt_many",
     "release_job",
-    "report_cap",
+    "report_caps",
     "request_data_late_stop",
     "request_time_limit_stop",
     "resume_job",

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Max
 
 from apps.core.errors import InvalidInput, NotFound
-from apps.events.services import record
+from apps.events.services import EventRow, record, record_many
 from apps.power.curtailment.facts import FIRM, INTERRUPTIBLE, Lever
 from apps.power.errors import ConfirmationNeeded, EventClosed, NotPreauthorised, PlanStale
 from apps.power.models import (
@@ -195,55 +195,85 @@ def confirmation_of(event: DemandResponseEvent) -> str:
     return event.domain.name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionReport:
+    """How far one action has come.
+
+    Attributes:
+        lease_until_at: Renewed by every report of the current holder that names one.
+    """
+
+    idempotency_key: str
+    state: str
+    lease_until_at: datetime | None = None
+    note: str = ""
+
+
+def record_action_state(*, fence: int, at: datetime, **report: Any) -> CurtailmentAction:
+    """One of record_action_states(); raises NotFound."""
+    rows = record_action_states(reports=[ActionReport(**report)], fence=fence, at=at)
+    if not rows:
+        raise NotFound("There is no such action.")
+    return rows[0]
+
+
 @transaction.atomic
-def record_action_state(
-    *,
-    idempotency_key: str,
-    state: str,
-    fence: int,
-    at: datetime,
-    lease_until_at: datetime | None = None,
-    note: str = "",
-) -> CurtailmentAction:
-    """Note how far an action has come. Twice, late or from somebody with an older fence, it changes nothing.
+def record_action_states(
+    *, reports: Sequence[ActionReport], fence: int, at: datetime
+) -> list[CurtailmentAction]:
+    """Note how far actions have come. Twice, late or from somebody with an older fence, it changes nothing.
 
     Args:
         fence: Number of whoever reports; the highest one seen counts.
-        lease_until_at: Renewed by every report of the current holder that names one.
+
+    Returns:
+        The actions as they are now.
     """
-    row = (
+    told = {report.idempotency_key: report for report in reports}
+    rows = list(
         CurtailmentAction.objects.select_for_update(no_key=True, of=("self",))
         .select_related("plan__event__domain")
-        .filter(idempotency_key=idempotency_key)
-        .first()
+        .defer("plan__plan")
+        .filter(idempotency_key__in=told)
+        .order_by("pk")
     )
-    if row is None:
-        raise NotFound("There is no such action.")
-    if fence < row.fence:
-        return row
-    is_retry = row.state == ActionState.FAILED and fence > row.fence and state in _TRIED_AGAIN
-    is_next = state in _FOLLOWS[row.state] or is_retry
-    row.fence = fence
-    if lease_until_at is not None and (is_next or state == row.state):
-        row.lease_until_at = lease_until_at
-    before = row.state
-    if is_next:
-        row.state, row.state_since_at, row.note = state, at, note[:500]
-    row.save(update_fields=["fence", "lease_until_at", "state", "state_since_at", "note"])
-    if is_next:
-        _record(
-            f"curtailment.action_{state}",
-            row.plan,
-            row.plan.event,
-            actor=None,
-            at=at,
-            is_audit=False,
-            job_id=row.job_id,
-            lever=row.lever,
-            was=str(before),
-            note=row.note,
-        )
-    return row
+    changed, logged = [], []
+    for row in rows:
+        report, before = told[row.idempotency_key], row.state
+        if fence < row.fence:
+            continue
+        is_retry = row.state == ActionState.FAILED and fence > row.fence and report.state in _TRIED_AGAIN
+        is_next = report.state in _FOLLOWS[row.state] or is_retry
+        row.fence = fence
+        if report.lease_until_at is not None and (is_next or report.state == row.state):
+            row.lease_until_at = report.lease_until_at
+        if is_next:
+            row.state, row.state_since_at, row.note = report.state, at, report.note[:500]
+            logged.append(_moved(row, str(before), at))
+        changed.append(row)
+    fields = ["fence", "lease_until_at", "state", "state_since_at", "note"]
+    CurtailmentAction.objects.bulk_update(changed, fields, batch_size=1000)
+    record_many(logged)
+    return rows
+
+
+def _moved(row: CurtailmentAction, was: str, at: datetime) -> EventRow:
+    event = row.plan.event
+    return EventRow(
+        kind=f"curtailment.action_{row.state}",
+        subject_kind="demand_response",
+        subject_id=event.pk,
+        subject_name=event.domain.name,
+        at=at,
+        data={
+            "plan": row.plan.number,
+            "inputs_hash": row.plan.inputs_hash,
+            "job_id": row.job_id,
+            "lever": row.lever,
+            "was": was,
+            "note": row.note,
+        },
+    )
 
 
 def _require_open(event: DemandResponseEvent, at: datetime) -> None:

@@ -98,17 +98,17 @@ def _shed(load: Load, watts_each: float) -> tuple[tuple[int, int], ...]:
 
 def _worth_while(options: list[Option]) -> list[Option]:
     """Without those that shed no more anywhere than another one that costs no more."""
-    kept: list[Option] = []
-    for option in options:
-        shed = dict(option.shed_uw)
-        if option.lever is not Lever.NONE and any(
-            other is not option
-            and other.cost_ms <= option.cost_ms
-            and other.takes_s <= option.takes_s
-            and all(dict(other.shed_uw).get(limit, 0) >= watts for limit, watts in shed.items())
-            and (other.cost_ms, other.shed_uw) != (option.cost_ms, option.shed_uw)
-            for other in options
-        ):
-            continue
-        kept.append(option)
-    return kept
+    sheds = [dict(option.shed_uw) for option in options]
+
+    def is_idle(n: int) -> bool:
+        option, shed = options[n], sheds[n]
+        for m, other in enumerate(options):
+            if m == n or other.cost_ms > option.cost_ms or other.takes_s > option.takes_s:
+                continue
+            if (other.cost_ms, other.shed_uw) == (option.cost_ms, option.shed_uw):
+                continue
+            if all(sheds[m].get(limit, 0) >= watts for limit, watts in shed.items()):
+                return True
+        return False
+
+    return [option for n, option in enumerate(options) if option.lever is Lever.NONE or not is_idle(n)]

@@ -32,7 +32,7 @@ from apps.power.models import (
     PlanState,
     PowerController,
 )
-from apps.power.plan_services import record_action_state
+from apps.power.plan_services import ActionReport, record_action_states
 from apps.power.response import Load, limit_it_w
 from apps.power.response_selectors import events, loads_of, response_of, unanswered
 from apps.power.response_services import freeze_reference, settle_release
@@ -160,7 +160,13 @@ class _Control:
     ) -> None:
         self.fence, self.at, self.done = fence, at, done
         self.actions, self.live = list(actions), {event.pk: event for event in live}
+        self._forget()
         self.read()
+
+    def _forget(self) -> None:
+        """What follows from the actions is worked out anew."""
+        self._replaced_plans: frozenset[int] | None = None
+        self._bridged: dict[int, bool] = {}
 
     def read(self) -> None:
         """See what runs, and how far each action has come."""
@@ -176,11 +182,10 @@ class _Control:
                 pk__in=[a.job_id for a in self.actions if a.lever != Lever.CAP], state=State.PAUSED
             ).values_list("pk", flat=True)
         )
-        for action in self.actions:
-            state, note = self._state_of(action, paused)
-            if state != action.state:
-                self._move(action, state, note)
+        moves = [(action, *self._state_of(action, paused)) for action in self.actions]
+        self._move([move for move in moves if move[1] != move[0].state])
         self.actions = [action for action in self.actions if action.state != ActionState.REVERTED]
+        self._forget()
 
     def _state_of(self, action: CurtailmentAction, paused: set[int]) -> tuple[str, str]:
         allocation_id = action.before.get("allocation_id", 0)
@@ -216,20 +221,26 @@ class _Control:
             return state, note
         return ActionState.FAILED, note or "Nobody has confirmed it in time."
 
-    def _move(self, action: CurtailmentAction, state: str, note: str = "") -> None:
-        lease = self._lease_of(action) if action.lever == Lever.CAP else None
-        # A failed one that works after all is the same order: it went out again under this fence.
-        row = record_action_state(
-            idempotency_key=action.idempotency_key,
-            state=state,
-            fence=self.fence,
-            at=self.at,
-            lease_until_at=lease,
-            note=note,
-        )
-        if row.state == state:
-            self.done.moved[action.pk] = state
-        action.state = row.state
+    def _move(self, moves: Sequence[tuple[CurtailmentAction, str, str]]) -> None:
+        """Note how far these actions have come, and why."""
+        if not moves:
+            return
+        reports = [
+            ActionReport(
+                idempotency_key=action.idempotency_key,
+                state=state,
+                lease_until_at=self._lease_of(action) if action.lever == Lever.CAP else None,
+                note=note,
+            )
+            for action, state, note in moves
+        ]
+        rows = record_action_states(reports=reports, fence=self.fence, at=self.at)
+        state_of = {row.pk: row.state for row in rows}
+        for action, state, _ in moves:
+            action.state = state_of.get(action.pk, action.state)
+            if action.state == state:
+                self.done.moved[action.pk] = state
+        self._forget()
 
     def _lease_of(self, action: CurtailmentAction) -> datetime:
         return action.plan.event.end_at + LEASE
@@ -248,8 +259,12 @@ class _Control:
         return share
 
     def _is_bridged(self, bridge: CurtailmentAction) -> bool:
-        slow = [a for a in self.actions if a.plan_id == bridge.plan_id and a.lever != Lever.CAP]
-        return all(a.state in (ActionState.VERIFIED, ActionState.REVERTED) for a in slow)
+        known = self._bridged.get(bridge.plan_id)
+        if known is None:
+            slow = [a for a in self.actions if a.plan_id == bridge.plan_id and a.lever != Lever.CAP]
+            known = all(a.state in (ActionState.VERIFIED, ActionState.REVERTED) for a in slow)
+            self._bridged[bridge.plan_id] = known
+        return known
 
     def _asked(self) -> dict[int, float]:
         """By allocation, the lowest cap that any event asks for now."""
@@ -264,63 +279,70 @@ class _Control:
             asked[key] = min(asked[key], self._share_of(action))
         return asked
 
-    def _replaced(self) -> set[int]:
+    def _replaced(self) -> frozenset[int]:
         """Superseded plans whose successor is wholly in force: until then they hold."""
+        if self._replaced_plans is None:
+            self._replaced_plans = self._find_replaced()
+        return self._replaced_plans
+
+    def _find_replaced(self) -> frozenset[int]:
         standing: dict[int, bool] = {}
         for action in self.actions:
             if action.plan.state == PlanState.COMMITTED:
                 done = action.state in (ActionState.VERIFIED, ActionState.FAILED)
                 event_id = action.plan.event_id
                 standing[event_id] = standing.get(event_id, True) and done
-        return {
+        return frozenset(
             action.plan_id
             for action in self.actions
             if action.plan.state == PlanState.SUPERSEDED and standing.get(action.plan.event_id, True)
-        }
+        )
 
     def lower(self) -> None:
         """Ask for every cap that is due and lower than what is asked for already."""
+        of: dict[int, list[CurtailmentAction]] = defaultdict(list)
+        for action in self.actions:
+            of[action.before.get("allocation_id", 0)].append(action)
+        asks = []
         for allocation_id, share in sorted(self._asked().items()):
             job = self.job_of.get(allocation_id)
             if job is None or (job.is_leaving and not job.is_pausing):
                 continue
             base = base_share_of(job)
             now = base if job.cap is None else job.cap.desired_share
-            if share >= now - _CLOSE and not (
-                job.cap is not None and job.cap.fence < self.fence and share < base
-            ):
+            # A new holder says again what holds, so that nobody with an older fence is heard any more.
+            is_older = job.cap is not None and job.cap.fence < self.fence and share < base
+            if share >= now - _CLOSE and not is_older:
                 continue
-            lease = max(
-                (self._lease_of(a) for a in self.actions if a.before.get("allocation_id") == allocation_id),
-                default=None,
+            asks.append(
+                jobs.CapAsk(
+                    allocation_id=allocation_id,
+                    share=min(share, now),
+                    back_share=base,
+                    lease_until_at=max(self._lease_of(action) for action in of[allocation_id]),
+                    reason=_why(of[allocation_id]),
+                )
             )
-            ask = jobs.CapAsk(
-                allocation_id=allocation_id, share=min(share, now), back_share=base, lease_until_at=lease
-            )
-            if jobs.ask_cap(ask=ask, fence=self.fence, at=self.at, reason=self._why(allocation_id)):
-                self.done.n_asked += 1
-
-    def _why(self, allocation_id: int) -> str:
-        names = sorted(
-            {str(a.plan.event_id) for a in self.actions if a.before.get("allocation_id") == allocation_id}
-        )
-        return f"Demand-response event {', '.join(names)}."
+        if asks:
+            self.done.n_asked += len(jobs.ask_caps(asks=asks, fence=self.fence, at=self.at))
 
     def pause(self) -> None:
         """Ask those to leave whose pause is due."""
-        for action in self.actions:
-            if action.lever == Lever.CAP or action.state != ActionState.REQUESTED:
-                continue
-            if action.issue_at > self.at or self._is_over(action):
-                continue
-            is_on_its_way = jobs.pause_job(
+        asks = [
+            jobs.PauseAsk(
                 job_id=action.job_id,
                 allocation_id=action.before.get("allocation_id", 0),
                 is_hard=action.lever == Lever.STOP,
-                at=self.at,
-                reason=f"Demand-response event {action.plan.event_id}.",
+                reason=_why([action]),
             )
-            self.done.n_paused += is_on_its_way
+            for action in self.actions
+            if action.lever != Lever.CAP
+            and action.state == ActionState.REQUESTED
+            and action.issue_at <= self.at
+            and not self._is_over(action)
+        ]
+        if asks:
+            self.done.n_paused += len(jobs.pause_jobs(asks=asks, at=self.at))
 
     def follow_up(self) -> None:
         """Where a target is not met by what was committed, add to it: jobs end, start, and draw what they like."""
@@ -337,6 +359,7 @@ class _Control:
                 _log.warning("Event %s: %s", event.pk, error.message)
         if self.done.n_followed:
             self.actions = services.open_actions()
+            self._forget()
 
     def _lacks(self, event: DemandResponseEvent) -> bool:
         """Whether the domain will draw more than the target once all that is under way is in force."""
@@ -402,7 +425,7 @@ class _Control:
         return held
 
     def _raise(self) -> None:
-        headroom = _Headroom(self.site, self.at)
+        headroom, asks = _Headroom(self.site, self.at), []
         shut: set[int] = set()  # domains in which somebody waits for more: nobody overtakes there
         for job, goal in self._held_down():
             assert job.cap is not None
@@ -415,15 +438,18 @@ class _Control:
             if best is None:
                 shut |= above & headroom.limited
                 continue
-            ask = jobs.CapAsk(
-                allocation_id=job.allocation_id,
-                share=best,
-                back_share=base_share_of(job),
-                lease_until_at=job.cap.lease_until_at,
+            headroom.take(job, best)
+            asks.append(
+                jobs.CapAsk(
+                    allocation_id=job.allocation_id,
+                    share=best,
+                    back_share=base_share_of(job),
+                    lease_until_at=job.cap.lease_until_at,
+                    reason="The event is over.",
+                )
             )
-            if jobs.ask_cap(ask=ask, fence=self.fence, at=self.at, reason="The event is over."):
-                headroom.take(job, best)
-                self.done.n_raised += 1
+        if asks:
+            self.done.n_raised += len(jobs.ask_caps(asks=asks, fence=self.fence, at=self.at))
 
     def _paused_for_nothing(self) -> list[CurtailmentAction]:
         """Pauses that no event asks for any more; one that was not asked for yet is dropped."""
@@ -442,9 +468,12 @@ class _Control:
 
     def _resume(self) -> None:
         idle = [a for a in self._paused_for_nothing() if a.state != ActionState.VERIFIED]
+        dropped = []
         for action in idle:
             if not (job := self.job_of.get(action.before.get("allocation_id", 0))) or not job.is_pausing:
-                self._move(action, ActionState.REVERTED, "It was not done before the event was over.")
+                note = "It was not done before the event was over."
+                dropped.append((action, str(ActionState.REVERTED), note))
+        self._move(dropped)
         if self._held_down():
             return  # caps first
         for action in self._paused_for_nothing():
@@ -453,14 +482,15 @@ class _Control:
                 continue
             if jobs.resume_job(job_id=action.job_id, at=self.at, reason="The event is over."):
                 self.done.n_resumed += 1
-            self._move(action, ActionState.REVERTED)
+            self._move([(action, str(ActionState.REVERTED), "")])
 
     def close(self) -> None:
         """Note which caps are given back, and which events are over."""
         self.read()
         replaced = self._replaced()
         asked = self._asked()
-        for action in list(self.actions):
+        given_back = []
+        for action in self.actions:
             if action.lever != Lever.CAP or action.state == ActionState.REVERTED:
                 continue
             is_bridged = bool(action.after.get("is_bridge")) and self._share_of(action) >= 1.0
@@ -469,7 +499,8 @@ class _Control:
             job = self.job_of.get(action.before.get("allocation_id", 0))
             goal = 1.0 if job is None else min(asked.get(job.allocation_id, 1.0), base_share_of(job))
             if job is None or job.cap is None or job.cap.desired_share >= goal - _CLOSE:
-                self._move(action, ActionState.REVERTED)
+                given_back.append((action, str(ActionState.REVERTED), ""))
+        self._move(given_back)
         rows = [event for event in events().filter(pk__in=self.live) if event.released_at is None]
         loads = loads_of(rows, at=self.at)
         for event in rows:
@@ -519,14 +550,17 @@ def _settle_tests(fence: int, at: datetime) -> None:
     rows = CurtailmentAction.objects.filter(
         plan__event__is_test=True, plan__committed_at__isnull=False, issue_at__lte=at, state__in=_OPEN
     ).select_related("plan__event__domain__power_limit")
+    reports = []
     for action in rows:
         is_over = at >= binds_until(action.plan.event) or action.plan.state == PlanState.SUPERSEDED
         state = ActionState.REVERTED if is_over else ActionState.VERIFIED
         if action.state != state:
-            record_action_state(
-                idempotency_key=action.idempotency_key,
-                state=state,
-                fence=fence,
-                at=at,
-                note="A test: nothing was done to the job.",
-            )
+            note = "A test: nothing was done to the job."
+            reports.append(ActionReport(idempotency_key=action.idempotency_key, state=state, note=note))
+    if reports:
+        record_action_states(reports=reports, fence=fence, at=at)
+
+
+def _why(actions: Sequence[CurtailmentAction]) -> str:
+    events = ", ".join(str(event_id) for event_id in sorted({a.plan.event_id for a in actions}))
+    return f"Demand-response event {events}."

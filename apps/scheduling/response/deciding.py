@@ -246,6 +246,7 @@ def _draft(
     domain = site.domains[event.domain_id]
     k = domain.meter.k
     by_id = {job.allocation_id: job for job in jobs}
+    lost_s = sum(option.lost_ms for option in decided.lasting.chosen(decided.problem).values()) / 1000
     kept_w = sum(action.expected_w for action in held.paused)
     lasting = decided.lasting.chosen(decided.problem)
     shed_w = sum(option.total_uw for option in lasting.values()) / MICRO
@@ -293,8 +294,9 @@ def _draft(
         actions=actions,
         predicted_shed_w=round((shed_w + kept_w) * k, 3),
         shortfall_w=round(short_w * k, 3),
-        lost_device_s=sum(option.lost_ms for option in lasting.values()) / 1000,
-        bound_device_s=max(0.0, decided.lasting.bound_ms / 1000),
+        lost_device_s=lost_s,
+        # The bound is on what is lost by weight; so far off it may be, without weights as well.
+        bound_device_s=lost_s * (1.0 - min(1.0, max(0.0, decided.lasting.gap))),
         tier_breaches=breaches,
         draw_w=round(domain.meter.fixed_w + k * domain_w(site, domain.id), 3),
         details=details,

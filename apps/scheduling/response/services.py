@@ -289,6 +289,8 @@ def open_actions() -> list[CurtailmentAction]:
         CurtailmentAction.objects.exclude(state__in=_DONE)
         .filter(plan__committed_at__isnull=False, plan__event__is_test=False)
         .select_related("plan__event")
+        # A plan is long, and each action would bring it along.
+        .defer("plan__plan")
         .order_by("id")
     )
 

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from apps.core import clock
 from apps.core.embedded_postgres import PostgresFailed
-from apps.scheduling.bench import planning, web
+from apps.scheduling.bench import planning, power, web
 from apps.scheduling.bench.figures import Board
 from apps.scheduling.bench.load import LoadFailed
 from apps.scheduling.bench.planning import Bench, Size
@@ -26,6 +26,7 @@ CASES: Final[dict[str, Case]] = {
     "backlog": planning.backlog,
     "drain": planning.drain,
     "preempt": planning.preempt,
+    "power": power.power,
     "submit": web.submit,
     "pages": web.pages,
 }
