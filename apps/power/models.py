@@ -490,3 +490,40 @@ class PowerAlarm(models.Model):
                 name="power_alarm_is_sane",
             ),
         ]
+
+
+class OverrideKind(models.TextChoices):
+    EXEMPT = "exempt", "no new plan touches it"
+    HOLD = "hold", "it stays as it is"
+    RELEASE = "release", "it gets its power back now, as far as the limits allow"
+
+
+class PowerOverride(models.Model):
+    """An operator's word on one job, or on everything in a domain, above every plan; until it expires.
+
+    What is kept out of plans makes less achievable, and previews say so. Limits are above it.
+    """
+
+    kind = models.CharField(max_length=10, choices=OverrideKind.choices)
+    job_id = models.BigIntegerField(null=True, blank=True)  # a plain number: the ledger stands above
+    domain = models.ForeignKey(Domain, models.CASCADE, null=True, blank=True, related_name="power_overrides")
+    reason = models.CharField(max_length=500)
+    created_at = models.DateTimeField()
+    created_by = models.ForeignKey(User, models.PROTECT, related_name="+")
+    expires_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True, help_text="Taken back before it expired.")
+    ended_by = models.ForeignKey(User, models.PROTECT, null=True, blank=True, related_name="+")
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(job_id=None, domain__isnull=False) | Q(job_id__isnull=False, domain=None),
+                name="override_is_of_a_job_or_a_domain",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=OverrideKind.values, expires_at__gt=F("created_at")) & ~Q(reason=""),
+                name="override_is_sane",
+            ),
+        ]
+        indexes = [models.Index(fields=["expires_at"], name="override_by_expiry")]

@@ -1,11 +1,17 @@
 from django.urls import path
 
-from apps.power.api import response_views, views
+from apps.power.api import override_views, response_views, views
 
 urlpatterns = [
     path("power/domains", views.PowerDomainsView.as_view(), name="power-domains"),
     path("power/domains/<str:name>", views.PowerDomainView.as_view(), name="power-domain"),
     path("power/readings", views.PowerReadingsView.as_view(), name="power-readings"),
+    path("power/overrides", override_views.OverridesView.as_view(), name="power-overrides"),
+    path(
+        "power/overrides/<int:override_id>/end",
+        override_views.OverrideEndView.as_view(),
+        name="power-override-end",
+    ),
     path("demand-response/events", response_views.EventsView.as_view(), name="response-events"),
     path("demand-response/events/<int:event_id>", response_views.EventView.as_view(), name="response-event"),
     path(

@@ -29,6 +29,7 @@ from apps.power.models import (
     ActionState,
     CurtailmentAction,
     DemandResponseEvent,
+    OverrideKind,
     PlanState,
     PowerController,
 )
@@ -172,6 +173,8 @@ class _Control:
         """See what runs, and how far each action has come."""
         self.site: Site = read_site(self.at)
         self.job_of: Mapping[int, RunningJob] = {job.allocation_id: job for job in self.site.jobs}
+        said = services.overridden(self.site, self.at)
+        self.kept, self.released = said[OverrideKind.HOLD], said[OverrideKind.RELEASE]
 
     # What became of it
 
@@ -276,6 +279,8 @@ class _Control:
             if action.plan_id in replaced:
                 continue
             key = action.before.get("allocation_id", 0)
+            if key in self.released:
+                continue
             asked[key] = min(asked[key], self._share_of(action))
         return asked
 
@@ -306,7 +311,7 @@ class _Control:
         asks = []
         for allocation_id, share in sorted(self._asked().items()):
             job = self.job_of.get(allocation_id)
-            if job is None or (job.is_leaving and not job.is_pausing):
+            if job is None or (job.is_leaving and not job.is_pausing) or allocation_id in self.kept:
                 continue
             base = base_share_of(job)
             now = base if job.cap is None else job.cap.desired_share
@@ -340,6 +345,7 @@ class _Control:
             and action.state == ActionState.REQUESTED
             and action.issue_at <= self.at
             and not self._is_over(action)
+            and action.before.get("allocation_id", 0) not in self.kept | self.released
         ]
         if asks:
             self.done.n_paused += len(jobs.pause_jobs(asks=asks, at=self.at))
@@ -416,7 +422,7 @@ class _Control:
         asked = self._asked()
         held = []
         for job in self.site.jobs:
-            if job.cap is None or job.is_leaving:
+            if job.cap is None or job.is_leaving or job.allocation_id in self.kept:
                 continue
             goal = min(asked.get(job.allocation_id, 1.0), base_share_of(job))
             if job.cap.desired_share < goal - _CLOSE:
@@ -486,7 +492,8 @@ class _Control:
 
     def close(self) -> None:
         """Note which caps are given back, and which events are over."""
-        self.read()
+        if self.done.n_asked or self.done.n_paused or self.done.n_raised or self.done.n_resumed:
+            self.read()
         replaced = self._replaced()
         asked = self._asked()
         given_back = []

@@ -76,12 +76,21 @@ class Held:
         mine: By allocation, the cap that this event's own plan asks for.
         paused: Actions of this event's own plan that paused a job which still waits for its end.
         deaf: Allocations that this event's plan asked something of, and that did not do it.
+        left_alone: Allocations that operators keep out of every plan.
+        kept: Allocations that operators keep as they are.
     """
 
     share_of: Mapping[int, float] = field(default_factory=dict)
     mine: Mapping[int, float] = field(default_factory=dict)
     paused: Sequence[ActionDraft] = ()
     deaf: frozenset[int] = frozenset()
+    left_alone: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+
+    @property
+    def untouched(self) -> frozenset[int]:
+        """Allocations of which nothing is asked."""
+        return self.deaf | self.left_alone | self.kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +140,8 @@ def decide(
         if not n:
             continue
         base_share = min(base_share_of(job), held.share_of.get(job.allocation_id, 1.0))
+        if job.allocation_id in held.kept:
+            base_share = job.share
         base_w += (job.device_w(base_share) - job.device_w()) * n
         candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held, at_least_mine))
         jobs.append(job)
@@ -194,7 +205,7 @@ def _candidate(
 ) -> Candidate:
     alone = Candidate(job.allocation_id, job.tier, job.n_devices, (Option(Lever.NONE),))
     is_exempt = job.job_id in wish.exempt_jobs or job.team in wish.exempt_teams
-    if is_exempt or job.is_leaving or job.tier == FIRM or job.allocation_id in held.deaf:
+    if is_exempt or job.is_leaving or job.tier == FIRM or job.allocation_id in held.untouched:
         return alone
     load = Load(
         job.allocation_id,

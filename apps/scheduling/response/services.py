@@ -10,7 +10,7 @@ from django.db import transaction
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
-from apps.power import plan_services, response_services
+from apps.power import override_services, plan_services, response_services
 from apps.power.curtailment.facts import Lever
 from apps.power.errors import NoReference, NotPreauthorised, PlanStale
 from apps.power.models import (
@@ -19,6 +19,7 @@ from apps.power.models import (
     CurtailmentPlan,
     DemandResponseEvent,
     EmergencyPolicy,
+    OverrideKind,
     PlanState,
     PowerController,
 )
@@ -280,7 +281,27 @@ def held_for(event: DemandResponseEvent, site: Site) -> Held:
             paused.append(_draft(row))
         elif is_mine and row.state == ActionState.FAILED:
             deaf.add(allocation_id)
-    return Held(share_of=dict(share_of), mine=dict(mine), paused=paused, deaf=frozenset(deaf))
+    said = overridden(site, site.at)
+    return Held(
+        share_of=dict(share_of),
+        mine=dict(mine),
+        paused=paused,
+        deaf=frozenset(deaf),
+        left_alone=said[OverrideKind.EXEMPT] | said[OverrideKind.RELEASE],
+        kept=said[OverrideKind.HOLD],
+    )
+
+
+def overridden(site: Site, at: datetime) -> dict[str, frozenset[int]]:
+    """By kind of override, the allocations that operators have said something of."""
+    found: dict[str, set[int]] = {kind: set() for kind in OverrideKind.values}
+    for row in override_services.active_overrides(at):
+        for job in site.jobs:
+            if job.job_id == row.job_id or (
+                row.domain_id is not None and row.domain_id in site.domains_of(job)
+            ):
+                found[row.kind].add(job.allocation_id)
+    return {kind: frozenset(ids) for kind, ids in found.items()}
 
 
 def open_actions() -> list[CurtailmentAction]:

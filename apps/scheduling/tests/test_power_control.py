@@ -9,6 +9,7 @@ import pytest
 
 from apps.jobs.lifecycle import State
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent
+from apps.power.override_services import add_override
 from apps.power.response_services import cancel_event
 from apps.scheduling.models import Pass
 from apps.scheduling.tests.response_hall import NOTICE, A, B, C, D, E, announce, clock, hall
@@ -116,3 +117,35 @@ def test_a_test_event_touches_nobody():
     scene.at(clock(17))
     assert set(states(event).values()) == {ActionState.REVERTED}
     assert DemandResponseEvent.objects.get().is_test
+
+
+def test_what_an_operator_says_of_a_job_stands_above_the_plan():
+    scene = hall()
+    add_override(
+        kind="exempt",
+        job_id=scene.jobs[E],
+        domain=None,
+        reason="a customer waits for it",
+        expires_at=clock(18),
+        actor=scene.operator,
+        at=NOTICE,
+    )
+    event = announce(actor=scene.operator)
+    plan = scene.preview(event)
+    assert plan.plan["achievable_w"] == pytest.approx(22.4e3)  # B, C and D alone
+    assert {row["name"] for row in plan.plan["jobs"]} == {C, D}
+    scene.commit(event, plan)
+    scene.through(clock(13, 59), clock(14), every_s=15.0)
+    assert (scene.share(C), scene.share(D), scene.state(E)) == (500.0, 300.0, State.RUNNING)
+
+    held = {"job_id": scene.jobs[C], "domain": None, "reason": "look", "actor": scene.operator}
+    add_override(kind="hold", expires_at=clock(18), at=clock(16), **held)
+    add_override(kind="release", expires_at=clock(16, 5), at=clock(16), **{**held, "job_id": scene.jobs[D]})
+    scene.at(clock(16, 1))
+    # Limits stand above it: only what the event leaves is given back.
+    assert scene.share(D) == 300.0
+    cancel_event(event_id=event.pk, actor=scene.operator, at=clock(16, 2))
+    scene.at(clock(16, 3))
+    assert (scene.share(C), scene.share(D)) == (500.0, 700.0)
+    scene.at(clock(18, 1))
+    assert scene.share(C) == 700.0
