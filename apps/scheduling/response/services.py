@@ -306,14 +306,18 @@ def overridden(site: Site, at: datetime) -> dict[str, frozenset[int]]:
 
 def open_actions() -> list[CurtailmentAction]:
     """Everything that some plan does and that was not given back yet, of events that act on jobs."""
-    return list(
+    rows = list(
         CurtailmentAction.objects.exclude(state__in=_DONE)
         .filter(plan__committed_at__isnull=False, plan__event__is_test=False)
-        .select_related("plan__event")
-        # A plan is long, and each action would bring it along.
-        .defer("plan__plan")
         .order_by("id")
     )
+    # Thousands of actions share a plan or two, and a plan is long.
+    plans = (
+        CurtailmentPlan.objects.select_related("event").defer("plan").in_bulk({row.plan_id for row in rows})
+    )
+    for row in rows:
+        row.plan = plans[row.plan_id]
+    return rows
 
 
 def _draft(row: CurtailmentAction) -> ActionDraft:

@@ -17,7 +17,7 @@ from django.db import connection
 from apps.inventory.models import AcceleratorType, Domain, DomainKind
 from apps.inventory.models import Backend as ClusterKind
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Desired, PowerCap, StopCause
+from apps.jobs.models import Allocation, Desired, PowerCap, StopCause
 from apps.power.curtailment.facts import Curve
 from apps.power.models import PowerLimit, PowerReading, ReadingQuality
 from apps.power.response import Meter
@@ -26,7 +26,9 @@ from apps.power.selectors import FRESH, it_limit_w, latest_readings
 MODELLED: Final = "modelled"
 MEASURED, DECLARED, TDP_DERIVED = "measured", "declared", "tdp_derived"
 CAPPABLE: Final = frozenset({ClusterKind.LOCAL.value, ClusterKind.SIMULATED.value})
-_MOST_STEPS: Final = 20  # caps that are looked at, from full power down to the lowest
+# Caps that are looked at, from full power down to the lowest: fewer where there are many jobs to choose from, since
+# what one of them is off by matters the less.
+_MOST_STEPS, _LEAST_STEPS, _STEPS_IN_ALL = 20, 5, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,9 @@ class Site:
 def read_site(at: datetime) -> Site:
     """Read it, as of now, in one statement's picture each: a decision is checked again where it is carried out."""
     domains = _domains()
-    kinds = {row.pk: _kind(row) for row in AcceleratorType.objects.all()}
+    n_running = Allocation.objects.filter(ended_at=None).count()
+    n_steps = min(_MOST_STEPS, max(_LEAST_STEPS, _STEPS_IN_ALL // max(1, n_running)))
+    kinds = {row.pk: _kind(row, n_steps) for row in AcceleratorType.objects.all()}
     chain, rest = _nodes(domains, kinds)
     return Site(
         at=at,
@@ -173,11 +177,11 @@ def _domains() -> dict[int, PowerDomain]:
     return found
 
 
-def _kind(row: AcceleratorType) -> Kind:
+def _kind(row: AcceleratorType, n_steps: int) -> Kind:
     points = tuple((float(cap), float(rate)) for cap, rate in row.power_curve) or ((1.0, 1.0),)
     lowest_w = points[0][0] * row.tdp_w
     # Fine steps of many devices are of no use to a decision: so many between full power and the lowest cap are enough.
-    coarse_w = max(row.cap_step_w, (row.tdp_w - lowest_w) / _MOST_STEPS)
+    coarse_w = max(row.cap_step_w, (row.tdp_w - lowest_w) / n_steps)
     step_w = -(-coarse_w // row.cap_step_w) * row.cap_step_w
     curve = Curve(tdp_w=row.tdp_w, idle_w=row.idle_w, points=points, step_w=step_w, settle_s=row.cap_settle_s)
     return Kind(id=row.pk, name=row.name, tdp_w=row.tdp_w, idle_w=row.idle_w, curve=curve)
