@@ -13,11 +13,11 @@ from apps.core.errors import OutsideError
 from apps.core.locks import session_lock
 from apps.execution.backends.base import Backend, CapOrder, Capping, CapState
 from apps.execution.backends.choice import backend_of
-from apps.execution.orders import throughput_at
+from apps.execution.services import pace_of
 from apps.inventory.models import Backend as Kind
 from apps.inventory.models import Cluster
 from apps.jobs import services as jobs
-from apps.jobs.models import Allocation, PowerCap
+from apps.jobs.models import PowerCap
 
 HEARD_EVERY: Final = timedelta(seconds=10)  # an answer that says nothing new is noted so often
 _CAPS_LOCK: Final = 0x5EEF
@@ -108,17 +108,6 @@ def order_of(row: PowerCap) -> CapOrder:
         fence=row.fence,
         lease_until_at=row.lease_until_at,
         back_share=row.back_share,
-        pace=_pace(row.allocation, row.desired_share),
-        back_pace=_pace(row.allocation, row.back_share),
+        pace=pace_of(row.allocation, row.desired_share),
+        back_pace=pace_of(row.allocation, row.back_share),
     )
-
-
-def _pace(allocation: Allocation, share: float) -> float:
-    """Share of its full speed that an attempt keeps under a cap: that of its slowest member."""
-    power_w = allocation.job.spec.get("power_w")
-    rates = []
-    for placement in allocation.placements.all():
-        kind = placement.node.accelerator_type
-        curve = [(x, y) for x, y in kind.power_curve]
-        rates.append(throughput_at(curve, share, (power_w or kind.tdp_w) / kind.tdp_w))
-    return max(min(rates, default=1.0), 1e-3)

@@ -10,6 +10,7 @@ from typing import Final
 from apps.execution.backends.base import Replica
 
 UNDECLARED_S: Final = 60.0  # a simulated cluster plays this long what says nothing of its run time
+SLOWEST: Final = 1e-3  # pace of what hardly moves; none stands still for good
 LONGEST_S: Final = 1e9  # three decades: an end that a calendar can hold
 
 
@@ -73,23 +74,32 @@ class PlayFacts:
     n_replicas: int = 1
     preferred_replicas: int = 1
     speed: float = 1.0  # of the slowest member
-    throughput: float = 1.0  # at the power cap in force
     checkpoint_interval_s: float | None = None
     checkpoint_cost_s: float = 0.0
     restart_s: float = 0.0  # spent at the start of every attempt but the first
 
 
 def play_s(facts: PlayFacts) -> float:
-    """Seconds an attempt runs until its work is done. A gang is as fast as its slowest member."""
+    """Seconds an attempt runs at full power until its work is done. A gang is as fast as its slowest member."""
     runtime_s = UNDECLARED_S if facts.runtime_s is None else facts.runtime_s
     left_s = max(runtime_s - facts.kept_s, 1.0)
-    pace = facts.speed * facts.throughput * facts.n_replicas / max(facts.preferred_replicas, 1)
+    pace = facts.speed * facts.n_replicas / max(facts.preferred_replicas, 1)
     took_s = left_s / max(pace, 1e-6)
     if facts.checkpoint_interval_s:
         # None is written at the very end.
         n_checkpoints = max(0, math.ceil(took_s / facts.checkpoint_interval_s) - 1)
         took_s += n_checkpoints * facts.checkpoint_cost_s
     return min(took_s + facts.restart_s, LONGEST_S)
+
+
+def pace_at(members: Sequence[tuple[Sequence[tuple[float, float]], float]], share: float) -> float:
+    """Share of its full speed that a gang keeps under a cap; as a gang waits for its slowest member.
+
+    Args:
+        members: Curve and draw without a cap of each, as throughput_at() takes them.
+    """
+    rates = [throughput_at(curve, share, draw_share) for curve, draw_share in members]
+    return max(min(rates, default=1.0), SLOWEST)
 
 
 def throughput_at(curve: Sequence[tuple[float, float]], cap_share: float, draw_share: float) -> float:

@@ -26,9 +26,9 @@ from apps.execution.orders import (
     GroupFacts,
     PlacementFacts,
     PlayFacts,
+    pace_at,
     play_s,
     replicas_of,
-    throughput_at,
 )
 from apps.execution.reconcile import (
     Action,
@@ -395,6 +395,8 @@ def order_of(allocation: Allocation, *, is_played: bool, token: str | None = Non
         time_limit_s=None if job.time_limit_s is None else max(job.time_limit_s - job.ran_s, 1.0),
         grace_s=allocation.grace_s,
         play_s=play_s(_play_facts(allocation, placements)) if is_played else 0.0,
+        cap_share=allocation.desired_power_cap_share,
+        pace=pace_of(allocation, allocation.desired_power_cap_share) if is_played else 1.0,
         save_s=float((job.spec.get("checkpoint") or {}).get("cost", 0.0)) if is_played else 0.0,
     )
 
@@ -454,20 +456,19 @@ def _play_facts(allocation: Allocation, placements: Sequence[Placement]) -> Play
         n_replicas=sum(placement.n_replicas for placement in placements),
         preferred_replicas=_preferred_replicas(spec),
         speed=min((node.speed * node.accelerator_type.speed for node in nodes), default=1.0),
-        throughput=min(
-            (
-                throughput_at(
-                    [(x, y) for x, y in node.accelerator_type.power_curve],
-                    allocation.desired_power_cap_share,
-                    (spec.get("power_w") or node.accelerator_type.tdp_w) / node.accelerator_type.tdp_w,
-                )
-                for node in nodes
-            ),
-            default=1.0,
-        ),
         checkpoint_interval_s=checkpoint.get("interval"),
         checkpoint_cost_s=checkpoint.get("cost", 0.0),
         restart_s=checkpoint.get("restart", 0.0) if allocation.fence > 1 else 0.0,
+    )
+
+
+def pace_of(allocation: Allocation, share: float) -> float:
+    """Share of its full speed that an attempt keeps under a cap: that of its slowest member."""
+    power_w = allocation.job.spec.get("power_w")
+    kinds = [placement.node.accelerator_type for placement in allocation.placements.all()]
+    return pace_at(
+        [([(x, y) for x, y in kind.power_curve], (power_w or kind.tdp_w) / kind.tdp_w) for kind in kinds],
+        share,
     )
 
 

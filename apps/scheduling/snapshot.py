@@ -28,6 +28,7 @@ from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Desired
 from apps.jobs.past_runs import COUNTED, Owner
 from apps.jobs.spec import SHARE_STEPS, Asks, JobRequest
+from apps.power.curtailment.facts import Curve
 from apps.reservations.selectors import windows
 from apps.scheduling.engine import planner
 from apps.scheduling.engine.facts import (
@@ -230,6 +231,7 @@ class Names:
             deadline_s=seconds(request.deadline) if request.deadline else inf,
             is_held=request.held,
             preemptible=request.preemptible,
+            tier=request.flexibility,
         )
 
 
@@ -277,6 +279,7 @@ class _Memory:
         """Everything."""
         self.facility_rows: tuple[list[Row], list[Row], list[Row]] | None = None
         self.facility: Facility | None = None
+        self.capped: tuple[list[Row], tuple[Sequence[Row], Sequence[Row]], list[Row]] | None = None
         self.bounded: tuple[tuple[tuple[int, float], ...], Facility, Facility] | None = None
         self.node_at: dict[int, int] = {}
         self.node_positions: list[Row] = []
@@ -355,7 +358,7 @@ _GANG_COLUMNS: Final = """
     extract(epoch FROM job.not_before_at)::float8, extract(epoch FROM job.retry_at)::float8,
     extract(epoch FROM job.deadline_at)::float8, job.is_held, job.array_id, arr.max_running,
     job.spec->>'reservation', job.spec->>'preemptible' IS DISTINCT FROM 'false', job.spec->'checkpoint',
-    job.spec->'scaling', job.n_preemptions + job.n_moves
+    job.spec->'scaling', job.n_preemptions + job.n_moves, job.spec->>'flexibility'
 """
 _GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
 _ALLOCATION_COLUMNS: Final = """
@@ -517,8 +520,9 @@ class _Reader:
     # The facility
 
     def read_facility(self) -> None:
-        kinds = self.rows(
-            "SELECT id, name, memory_gib, tdp_w, idle_w, speed FROM inventory_acceleratortype ORDER BY id"
+        types = self.rows(
+            "SELECT id, name, memory_gib, tdp_w, idle_w, speed, power_curve::text, cap_step_w"
+            " FROM inventory_acceleratortype ORDER BY id"
         )
         domains = self.rows(
             "SELECT domain.id, domain.name, domain.kind, domain.parent_id, least(power.limit_w, power.hard_limit_w),"
@@ -528,6 +532,7 @@ class _Reader:
         self.clusters = self.rows("SELECT id, name, backend, is_enabled FROM inventory_cluster ORDER BY id")
         nodes = self._read_nodes()
         memory = self.memory
+        kinds = self._with_caps(types, nodes)
         # Rows that are equal give the same Facility object: what the engine derived from it stays good.
         if memory.facility is None or memory.facility_rows != (kinds, domains, nodes):
             memory.facility = _facility(kinds, domains, nodes)
@@ -548,6 +553,23 @@ class _Reader:
                 self.is_usable[node] = False
         self._positions: tuple[Any, ...] = (kinds, self.clusters, memory.node_positions)
         self._bound_by_events()
+
+    def _with_caps(self, types: Sequence[Row], nodes: list[Row]) -> list[Row]:
+        """Rows of accelerator types with the caps under which a job may start on them.
+
+        None where some of its nodes are no simulated ones: a cap that may only be written down must not be counted on.
+        """
+        memory = self.memory
+        key = (types, self.clusters)
+        if memory.capped is None or memory.capped[0] is not nodes or memory.capped[1] != key:
+            real = {row[0] for row in self.clusters if row[2] != "simulated"}
+            firm = {row[2] for row in nodes if row[13] in real}
+            rows = [
+                (*row[:6], () if row[0] in firm else _caps(_as_object(row[6]), row[3], row[7]))
+                for row in types
+            ]
+            memory.capped = (nodes, key, rows)
+        return memory.capped[2]
 
     def _bound_by_events(self) -> None:
         """Let domains draw no more than demand-response events leave them now."""
@@ -930,7 +952,7 @@ class _Reader:
         """The one place where a row of `_GANG_COLUMNS` becomes a Gang."""
         (job_id, version, transaction_id, _, name, shape_key, team_id, user_id, priority, submitted_s, limit_s,
          runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
-         preemptible, checkpoint, scaling, n_evictions) = row  # fmt: skip
+         preemptible, checkpoint, scaling, n_evictions, tier) = row  # fmt: skip
         left_s, work_s, done_s = what_is_left(limit_s, runtime_s, ran_s, lost_s)
         gang = Gang(
             id=job_id,
@@ -956,6 +978,7 @@ class _Reader:
             n_evictions=n_evictions,
             datasets=self._data_of(shape_key),
             scaling=tuple((int(n), float(rate)) for n, rate in _as_object(scaling) or ()),
+            tier=int(tier or 0),
         )
         return _Kept((version, transaction_id), gang, shape_key, reservation)
 
@@ -1321,6 +1344,21 @@ def rule_versions(cursor: Any, *, lock: bool = False) -> tuple[Row, ...]:
         )
     )
     return tuple(cursor.fetchall())
+
+
+_N_CAPS: Final = 5  # under which a job may start, from full power down to the lowest
+
+
+def _caps(curve: Sequence[Sequence[float]], tdp_w: float, step_w: float) -> tuple[tuple[float, float], ...]:
+    """(cap as a share of TDP, throughput), the highest first."""
+    if not curve or curve[0][0] >= 1.0:
+        return ()
+    coarse_w = max(step_w, (1.0 - curve[0][0]) * tdp_w / _N_CAPS)
+    points = tuple((float(cap), float(rate)) for cap, rate in curve)
+    whole = Curve(
+        tdp_w=tdp_w, idle_w=0.0, points=points, step_w=-(-coarse_w // step_w) * step_w, settle_s=0.0
+    )
+    return tuple((cap, whole.rate(cap, tdp_w)) for cap in whole.caps())
 
 
 def _as_object(value: Any) -> Any:

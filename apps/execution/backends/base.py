@@ -77,6 +77,8 @@ class Order:
     time_limit_s: float | None = None  # what is left of it
     grace_s: float = 10.0
     play_s: float = 0.0  # how long a simulated backend lets it run
+    cap_share: float = 1.0  # it starts under a power cap, as a share of TDP
+    pace: float = 1.0  # at which a simulated backend plays it under that
     save_s: float = 0.0  # how long a simulated backend takes for a last checkpoint, where the grace allows it
 
 

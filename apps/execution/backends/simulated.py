@@ -6,7 +6,7 @@ never fails. Under a power cap it does less; it goes back by itself when the lea
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 from django.db.models import Max
@@ -93,6 +93,7 @@ class SimulatedBackend:
                     play_s=order.play_s,
                     time_limit_s=order.time_limit_s,
                     save_s=order.save_s,
+                    **_capped(order, at),
                 )
             )
         SimulatedRun.objects.bulk_create(fresh)
@@ -199,6 +200,14 @@ def _played(faults: object) -> tuple[NodeCheck, ...]:
     if not isinstance(faults, dict):
         return (NodeCheck("simulated", ok=True),)
     return tuple(NodeCheck(str(name), ok=False, message=str(said)) for name, said in sorted(faults.items()))
+
+
+def _capped(order: Order, at: datetime) -> dict[str, Any]:
+    """What is kept of a run that starts under a cap: nobody but who controls power takes that off again."""
+    if order.cap_share >= 1.0:
+        return {}
+    paces = {"pace": order.pace, "back_pace": order.pace, "paced_at": at}
+    return {"cap_share": order.cap_share, "cap_back_share": order.cap_share, **paces}
 
 
 def _ask(row: SimulatedRun, stop: StopOrder, at: datetime) -> None:

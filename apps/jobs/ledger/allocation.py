@@ -21,6 +21,7 @@ from apps.jobs.models import (
     Job,
     JobArray,
     Placement,
+    PowerCap,
 )
 
 
@@ -312,6 +313,20 @@ def _write_allocations(
             "data_due_at": [decision.data_due_at for decision, _, _ in taken],
         },
         {"pass_id": pass_id, "bound_at": at},
+    )
+    PowerCap.objects.bulk_create(
+        [
+            # Nobody but who controls power takes it off again, when there is headroom.
+            PowerCap(
+                allocation_id=allocation_id,
+                desired_share=decision.power_cap_share,
+                back_share=decision.power_cap_share,
+                desired_at=at,
+                fence=0,
+            )
+            for allocation_id, (decision, _, _) in zip(ids, taken, strict=True)
+            if decision.power_cap_share < 1.0
+        ]
     )
     grants = [
         (allocation_id, grant)

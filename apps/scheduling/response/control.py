@@ -23,7 +23,7 @@ from apps.core.locks import session_lock
 from apps.events.services import record
 from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Job
+from apps.jobs.models import Job, PowerCap
 from apps.power.curtailment.facts import Lever
 from apps.power.models import (
     ActionState,
@@ -113,7 +113,8 @@ def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
         _respond(at)
     actions = services.open_actions()
     live = in_force(at)
-    if not actions and not live:
+    held = PowerCap.objects.filter(allocation__ended_at=None, desired_share__lt=1.0)
+    if not actions and not live and not held.exists():
         _settle_tests(fence, at)
         return done
     control = _Control(fence, at, actions, live, done)
@@ -424,7 +425,8 @@ class _Control:
         for job in self.site.jobs:
             if job.cap is None or job.is_leaving or job.allocation_id in self.kept:
                 continue
-            goal = min(asked.get(job.allocation_id, 1.0), base_share_of(job))
+            # Who started under a cap gets full power as well, when there is some.
+            goal = asked.get(job.allocation_id, 1.0)
             if job.cap.desired_share < goal - _CLOSE:
                 held.append((job, goal))
         held.sort(key=lambda one: (one[0].tier, -one[0].lost_s, one[0].submitted_at, one[0].job_id))

@@ -11,7 +11,7 @@ from apps.jobs.lifecycle import State
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent
 from apps.power.override_services import add_override
 from apps.power.response_services import cancel_event
-from apps.scheduling.models import Pass
+from apps.scheduling.models import Pass, Reason
 from apps.scheduling.tests.response_hall import NOTICE, A, B, C, D, E, announce, clock, hall
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -149,3 +149,38 @@ def test_what_an_operator_says_of_a_job_stands_above_the_plan():
     assert (scene.share(C), scene.share(D)) == (500.0, 700.0)
     scene.at(clock(18, 1))
     assert scene.share(C) == 700.0
+
+
+def test_p07b_a_job_starts_under_a_cap_that_its_tier_bears_and_gets_full_power_later():
+    scene = hall()
+    asked = {"actor": scene.operator, "external_id": "grid-7", "recovery_s": 0}
+    event = announce(**asked)
+    scene.commit(event, scene.preview(event))
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+    announce(at=clock(14), **asked, external_version=1, value=17.2e3)  # of 115.2 kW 2.0 are left
+    scene.submit("X3", tier=3, at=clock(14, 1))
+    scene.submit("X2", tier=2, at=clock(14, 1))
+    drawn_w = scene.at(clock(14, 2), plan=True)
+    scene.at(clock(14, 3), plan=True)
+
+    assert (scene.state("X3"), scene.share("X3")) == (State.RUNNING, 300.0)
+    assert scene.state("X2") == State.QUEUED  # 500 W at the least: 3.2 kW
+    assert drawn_w <= 115.2e3
+    assert not Pass.objects.filter(is_refused=True).exists()
+    scene.at(clock(17, 0), plan=True)
+    scene.at(clock(17, 1), plan=True)
+    assert (scene.share("X3"), scene.share(D)) == (700.0, 700.0)
+
+
+def test_p07a_what_does_not_fit_under_an_event_waits_and_says_why():
+    scene = hall()
+    event = announce(actor=scene.operator)
+    scene.commit(event, scene.preview(event))
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+    scene.submit("X", tier=3, at=clock(14, 1))
+    scene.at(clock(14, 2), plan=True)
+
+    assert scene.state("X") == State.QUEUED
+    told = Reason.objects.get(job_id=scene.jobs["X"])
+    assert told.code == "power"
+    assert "hall has 1.2 kW left; it needs at least 1.6 kW" in told.sentence
