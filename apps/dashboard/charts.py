@@ -157,3 +157,92 @@ def thinned(points: Iterable[tuple[datetime, float]], most: int) -> list[tuple[d
     if every and kept[-1] != every[-1]:
         kept.append(every[-1])
     return kept
+
+
+def load_chart(
+    draw: Mapping[str, Sequence[tuple[datetime, float]]],
+    *,
+    forecast: Sequence[tuple[datetime, float]],
+    limit_w: float | None,
+    bands: Sequence[tuple[datetime, datetime, str]],
+    since: datetime,
+    now: datetime,
+    until: datetime,
+) -> Figure:
+    """Load of the past, stacked by domain, and the load that is expected, against the limit of now.
+
+    Args:
+        draw: By name, instants and watts in order of time.
+        forecast: Instants and watts of the whole, from now on; each holds until the next.
+        bands: Begin, end and name of demand-response events.
+    """
+    peak_w = max(
+        [
+            limit_w or 0.0,
+            *(watts for points in draw.values() for _, watts in points),
+            *(w for _, w in forecast),
+        ],
+        default=0.0,
+    )
+    unit, divisor = ("MW", 1e6) if peak_w >= 1e6 else ("kW", 1e3)
+    hover = f"%{{y:.2f}} {unit}"
+    traces: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "stackgroup": "draw",
+            "x": [_local(at) for at, _ in points],
+            "y": [round(watts / divisor, 4) for _, watts in points],
+            "line": {"color": _var(colour), "width": 1.6},
+            "fillcolor": _fill(colour),
+            "hovertemplate": hover,
+        }
+        for colour, (name, points) in zip(_COLOURS, draw.items(), strict=False)
+    ]
+    if forecast:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "Expected",
+                "x": [_local(at) for at, _ in forecast],
+                "y": [round(watts / divisor, 4) for _, watts in forecast],
+                "line": {"color": _var("slate"), "width": 1.8, "dash": "dot", "shape": "hv"},
+                "hovertemplate": hover,
+            }
+        )
+    if limit_w is not None:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "Limit",
+                "x": [_local(since), _local(until)],
+                "y": [round(limit_w / divisor, 4)] * 2,
+                "line": {"color": _var("verm"), "width": 2, "dash": "dash"},
+                "hovertemplate": hover,
+            }
+        )
+    shapes = [_now_line(now)] + [
+        {
+            "type": "rect",
+            "x0": _local(max(begin, since)),
+            "x1": _local(min(end, until)),
+            "y0": 0,
+            "y1": 1,
+            "yref": "paper",
+            "layer": "below",
+            "line": {"width": 0},
+            "fillcolor": "var(--sy-band)",
+        }
+        for begin, end, _ in bands
+        if end > since and begin < until
+    ]
+    layout: Figure = {
+        "xaxis": {"type": "date", "tickformat": "%H:%M\n%a %-d %b", "range": [_local(since), _local(until)]},
+        "yaxis": {"rangemode": "tozero", "title": {"text": unit}, "nticks": 6},
+        "shapes": shapes,
+        "meta": _SMALL,
+    }
+    return {"data": traces, "layout": layout}

@@ -39,6 +39,7 @@ class Group:
 _MENU: Final = (
     ("Operate", ("overview", "queue", "nodes")),
     ("Capacity", ("reservations", "quotas")),
+    ("Facility", ("power",)),
     ("Govern", ("passes", "policy", "audit")),
 )
 _LABELS: Final = {
@@ -47,6 +48,7 @@ _LABELS: Final = {
     "nodes": ("Nodes", "server-2"),
     "reservations": ("Reservations", "calendar-event"),
     "quotas": ("Quotas", "users-group"),
+    "power": ("Power", "bolt"),
     "passes": ("Scheduler", "activity"),
     "policy": ("Policy", "adjustments"),
     "audit": ("Audit trail", "history"),
@@ -78,7 +80,7 @@ class Frame:
 
     @property
     def tabbar(self) -> tuple[Link, ...]:
-        return tuple(self._link(key) for key in ("overview", "queue", "nodes", "reservations"))
+        return tuple(self._link(key) for key in ("overview", "queue", "reservations", "power"))
 
     @cached_property
     def site(self) -> inventory.Site:

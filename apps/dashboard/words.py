@@ -5,6 +5,8 @@ from typing import Final
 
 from apps.inventory.models import Health
 from apps.jobs.lifecycle import State
+from apps.power.response import Phase
+from apps.power.telemetry.facts import How
 
 
 @dataclass(frozen=True)
@@ -152,3 +154,40 @@ def tier(flexibility: object) -> str:
     if isinstance(flexibility, int) and 0 <= flexibility < len(TIERS):
         return TIERS[flexibility]
     return TIERS[0]
+
+
+PHASES: Final[dict[Phase, Word]] = {
+    Phase.SCHEDULED: Word("Scheduled", "clock", ""),
+    Phase.NOTIFIED: Word("Announced", "bell", "info"),
+    Phase.RAMPING: Word("Ramping", "trending-down", "warn"),
+    Phase.ACTIVE: Word("Active", "bolt", "warn"),
+    Phase.RECOVERING: Word("Recovering", "refresh", "info"),
+    Phase.COMPLETED: Word("Completed", "circle-check", "ok"),
+    Phase.CANCELLED: Word("Cancelled", "ban", ""),
+}
+
+
+@dataclass(frozen=True)
+class KnownBy:
+    """How a load is known, as a badge and as the end of a sentence."""
+
+    label: str
+    icon: str
+    tone: str
+    sentence: str
+
+
+_KNOWN_BY: Final[dict[How, KnownBy]] = {
+    How.METER: KnownBy("Metered", "circle-check", "ok", "its meter says so"),
+    How.BELOW: KnownBy("Metered below", "circle-check", "ok", "the meters below it, added up"),
+    How.SIBLINGS: KnownBy(
+        "Estimated", "alert-triangle", "warn", "the meter above it, less the ones beside it"
+    ),
+    How.CAPS: KnownBy("Estimated", "alert-triangle", "warn", "its nodes have acknowledged their caps"),
+    How.UNCAPPED: KnownBy("Missing", "x", "bad", "nothing is heard of it, so no cap is counted on"),
+    How.RESERVED: KnownBy("Modelled", "activity", "", "no meter is read; what runs there, as it is modelled"),
+}
+
+
+def known_by(how: How) -> KnownBy:
+    return _KNOWN_BY[how]

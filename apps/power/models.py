@@ -6,7 +6,7 @@ from typing import Final
 from django.db import models
 from django.db.models import F, Q
 
-from apps.inventory.models import MAX_NUMBER, Domain
+from apps.inventory.models import MAX_NUMBER, AcceleratorType, Domain, Node
 from apps.power.curtailment.facts import Lever
 from apps.power.response import TargetKind
 from apps.teams.models import User
@@ -15,6 +15,10 @@ MAX_PRICE: Final = 1_000_000
 LEVERS: Final = tuple(lever.value for lever in Lever if lever is not Lever.NONE)
 LONGEST_RECOVERY_S: Final = 7 * 86_400
 _LONGEST_S: Final = 366 * 86_400
+MODELLED: Final = "modelled"  # source of what the model says itself, where no meter is read
+METERED: Final = "metered"  # of what was sent in without a name
+USUAL_MAX_AGE_S: Final = 300
+LONGEST_AGE_S: Final = 86_400
 
 
 class PowerLimit(models.Model):
@@ -28,6 +32,9 @@ class PowerLimit(models.Model):
     ramp_up_w_per_s = models.FloatField(null=True, blank=True)
     overhead_fixed_w = models.FloatField(default=0, help_text="meter = fixed + k x IT load (kind facility).")
     overhead_k = models.FloatField(default=1)
+    max_age_s = models.FloatField(
+        default=USUAL_MAX_AGE_S, help_text="A reading older than that says nothing of the present."
+    )
     version = models.PositiveIntegerField(default=1)
 
     class Meta:
@@ -43,6 +50,10 @@ class PowerLimit(models.Model):
             models.CheckConstraint(
                 condition=Q(hard_limit_w=None) | Q(limit_w=None) | Q(limit_w__lte=models.F("hard_limit_w")),
                 name="operating_limit_within_hard_limit",
+            ),
+            models.CheckConstraint(
+                condition=Q(max_age_s__gt=0, max_age_s__lte=LONGEST_AGE_S),
+                name="power_limit_max_age_is_sane",
             ),
         ]
 
@@ -61,7 +72,7 @@ class PowerReading(models.Model):
     at = models.DateTimeField()
     draw_w = models.FloatField()
     quality = models.CharField(max_length=10, choices=ReadingQuality.choices, default=ReadingQuality.OK)
-    source = models.CharField(max_length=40, default="modelled")
+    source = models.CharField(max_length=40, default=MODELLED)
 
     class Meta:
         constraints = [
@@ -75,7 +86,13 @@ class PowerReading(models.Model):
                 condition=Q(quality__in=ReadingQuality.values), name="reading_quality_is_known"
             ),
         ]
-        indexes = [models.Index(fields=["domain", "-at"], name="reading_by_domain")]
+        indexes = [
+            models.Index(fields=["domain", "-at"], name="reading_by_domain"),
+            # The last word of a meter lies behind a day of modelled readings where it is silent.
+            models.Index(
+                fields=["domain", "-at"], condition=~Q(source=MODELLED), name="metered_reading_by_domain"
+            ),
+        ]
 
 
 def _choices(values: type[StrEnum]) -> list[tuple[str, str]]:
@@ -527,3 +544,127 @@ class PowerOverride(models.Model):
             ),
         ]
         indexes = [models.Index(fields=["expires_at"], name="override_by_expiry")]
+
+
+class MeterKind(models.TextChoices):
+    PROMETHEUS = "prometheus"
+
+
+class MeterSource(models.Model):
+    """Where readings are fetched from, and what became of the last try. Its name is the source of its readings."""
+
+    name = models.CharField(max_length=40, unique=True)
+    kind = models.CharField(max_length=12, choices=MeterKind.choices, default=MeterKind.PROMETHEUS)
+    url = models.CharField(max_length=500, help_text="Base address of its HTTP API, without /api/v1.")
+    query = models.CharField(max_length=2000, help_text="An instant query that answers a vector.")
+    # Which label of a series names what it belongs to: a power domain, or a node and perhaps a device of it.
+    domain_label = models.CharField(max_length=100, blank=True)
+    node_label = models.CharField(max_length=100, blank=True)
+    device_label = models.CharField(max_length=100, blank=True, help_text="Index of the device, from 0.")
+    names = models.JSONField(default=dict, blank=True, help_text="{value of the label: name here}")
+    scale = models.FloatField(default=1.0, help_text="Watts for each unit of the value.")
+    every_s = models.PositiveIntegerField(default=30)
+    max_age_s = models.FloatField(default=120, help_text="Its readings say nothing when they are older.")
+    is_enabled = models.BooleanField(default=True)
+    last_tried_at = models.DateTimeField(null=True, blank=True)
+    last_ok_at = models.DateTimeField(null=True, blank=True)
+    last_error = models.CharField(
+        max_length=500, blank=True, help_text="Of the last try; empty: it went well."
+    )
+    n_taken = models.PositiveIntegerField(
+        default=0, help_text="Series of the last good answer that were taken."
+    )
+    n_left = models.PositiveIntegerField(default=0, help_text="Of the same answer, those that were not.")
+    version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(kind__in=MeterKind.values) & ~Q(name__in=["", MODELLED, METERED]),
+                name="meter_words_are_known",
+            ),
+            models.CheckConstraint(
+                condition=(~Q(domain_label="") & Q(node_label="", device_label=""))
+                | (Q(domain_label="") & ~Q(node_label="")),
+                name="meter_reads_domains_or_nodes",
+            ),
+            models.CheckConstraint(
+                condition=Q(every_s__gte=5, every_s__lte=LONGEST_AGE_S)
+                & Q(max_age_s__gte=F("every_s"), max_age_s__lte=LONGEST_AGE_S)
+                & Q(scale__gt=0, scale__lt=MAX_NUMBER),
+                name="meter_numbers_are_sane",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NodeReading(models.Model):
+    """The last word of one meter on a node, or on one device of it. What it said before is kept nowhere."""
+
+    node = models.ForeignKey(Node, models.CASCADE, related_name="power_readings", db_index=False)
+    index = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Of the device; empty: the whole node."
+    )
+    at = models.DateTimeField()
+    draw_w = models.FloatField()
+    source = models.CharField(max_length=40)
+    is_learned = models.BooleanField(default=False, help_text="The model of the job that ran there has it.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node", "source", "index"],
+                nulls_distinct=False,
+                name="one_reading_a_node_source_and_device",
+            ),
+            models.CheckConstraint(
+                condition=Q(draw_w__gte=0, draw_w__lt=MAX_NUMBER), name="node_reading_is_not_negative"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["id"], condition=Q(is_learned=False), name="node_reading_to_learn"),
+        ]
+
+
+class JobPowerModel(models.Model):
+    """What devices of one type were seen to draw under a job, or under all jobs of a name and a person."""
+
+    # A plain number: the ledger stands above. Empty: of the class, which is the person and the name.
+    job_id = models.BigIntegerField(null=True, blank=True)
+    user = models.ForeignKey(User, models.CASCADE, related_name="+", db_index=False)
+    name = models.CharField(max_length=120)
+    accelerator_type = models.ForeignKey(AcceleratorType, models.CASCADE, related_name="+", db_index=False)
+    counts = models.JSONField(default=dict, help_text="{bin: samples}, see telemetry.draws")
+    n_samples = models.PositiveBigIntegerField(default=0)
+    mean_w = models.FloatField(null=True, blank=True, help_text="Of one device, the median; empty: too few.")
+    peak_w = models.FloatField(null=True, blank=True, help_text="Of one device, the 99th percentile.")
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["user", "name", "accelerator_type"],
+                condition=Q(job_id=None),
+                name="one_power_model_a_class",
+            ),
+            models.UniqueConstraint(
+                fields=["job_id", "accelerator_type"],
+                condition=Q(job_id__isnull=False),
+                name="one_power_model_a_job_and_type",
+            ),
+            models.CheckConstraint(
+                condition=Q(mean_w=None, peak_w=None)
+                | Q(
+                    mean_w__isnull=False,
+                    peak_w__isnull=False,
+                    mean_w__gte=0,
+                    peak_w__gte=F("mean_w"),
+                    peak_w__lt=MAX_NUMBER,
+                ),
+                name="power_model_numbers_are_sane",
+            ),
+        ]
+        indexes = [models.Index(fields=["updated_at"], name="power_model_by_age")]

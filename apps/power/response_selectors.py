@@ -75,6 +75,11 @@ def event_by_id(event_id: int) -> DemandResponseEvent:
     return found
 
 
+def recent_events(at: datetime) -> QuerySet[DemandResponseEvent]:
+    """Events that have not ended, or whose recovery may still count; the earliest first."""
+    return events().filter(end_at__gt=at - _LOOKED_BACK).order_by("start_at", "id")
+
+
 def locked_event(event_id: int) -> DemandResponseEvent:
     """An event of events(), locked until the transaction ends; raises NotFound."""
     # First the lock, then the facts: one statement would tell of plans as they were before it had to wait.

@@ -10,7 +10,7 @@ from django.db import transaction
 from apps.core.errors import InvalidInput, NotFound, VersionConflict
 from apps.events.services import record
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
-from apps.power.models import PowerLimit, PowerReading, ReadingQuality
+from apps.power.models import METERED, MODELLED, PowerLimit, PowerReading, ReadingQuality
 from apps.teams import policies
 from apps.teams.models import User
 
@@ -20,10 +20,10 @@ FIELDS: Final = (
     "ramp_up_w_per_s",
     "overhead_fixed_w",
     "overhead_k",
+    "max_age_s",
 )
 _OLDEST: Final = timedelta(days=30)
 _AHEAD: Final = timedelta(minutes=5)  # clocks differ
-METERED: Final = "metered"
 
 
 @transaction.atomic
@@ -171,7 +171,7 @@ def record_modelled(*, draws_w: Mapping[int, float], at: datetime) -> None:
                 at=at,
                 draw_w=max(0.0, draw_w),
                 quality=ReadingQuality.ESTIMATED,
-                source="modelled",
+                source=MODELLED,
             )
             for domain_id, draw_w in draws_w.items()
         ],

@@ -38,6 +38,7 @@ def paths(site: Site) -> dict[str, str]:
         "quotas": "/quotas/",
         "quota": f"/quotas/{f.vision.name}/",
         "members": f"/quotas/{f.pretraining.name}/",
+        "power": "/power/",
         "passes": "/passes/",
         "pass": f"/passes/{f.last_pass.pk}/",
         "policy": "/policy/",
@@ -89,7 +90,7 @@ def test_charts_are_drawn_and_hovered_without_a_refusal(site: Site, open_window:
     assert window.troubles_here() == []
 
 
-@pytest.mark.parametrize("path", ["/", "/queue/", "/nodes/", "/quotas/", "/me/"])
+@pytest.mark.parametrize("path", ["/", "/queue/", "/nodes/", "/quotas/", "/power/", "/me/"])
 def test_a_page_without_script_has_its_numbers(site: Site, open_window: OpenWindow, path: str) -> None:
     window = open_window(site.facility.member, script=False)
     window.open(path)

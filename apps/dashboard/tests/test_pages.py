@@ -42,6 +42,7 @@ def addresses(facility: Facility) -> dict[str, str]:
         *("overview", "figures", "attention", "teams", "pulse", "chart-power", "chart-use"),
         *("queue", "queue-head", "queue-rows", "submit", "nodes", "node-map", "node-list", "reservations"),
         *("quotas", "passes", "passes-list", "policy", "audit", "me", "search"),
+        *("power", "power-figures", "power-tree", "power-events-part", "chart-load"),
     ]
     found = {name: reverse(f"dashboard:{name}") for name in bare}
     for name in ("job", "job-spec", "job-attempts", "job-events", "job-head", "job-actions", "job-body"):
@@ -58,6 +59,7 @@ def addresses(facility: Facility) -> dict[str, str]:
 PARTS = {
     *("figures", "attention", "teams", "pulse", "queue-head", "queue-rows", "node-map", "node-list"),
     *("passes-list", "job-head", "job-actions", "job-body", "node-part"),
+    *("power-figures", "power-tree", "power-events-part"),
 }
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from apps.core.api.body import Out
 from apps.core.strict import Instant, Name, Number, Reason, Strict, Version, Watts, WattsOrZero
 from apps.inventory.models import Domain
-from apps.power.models import PowerLimit, PowerReading
+from apps.power.models import LONGEST_AGE_S, PowerLimit, PowerReading
 from apps.power.selectors import it_limit_w, tightest_w
 from apps.power.services import Reading
 
@@ -22,6 +22,7 @@ class LimitPatch(Strict):
     ramp_up_w_per_s: Watts | None = None
     overhead_fixed_w: WattsOrZero | None = None
     overhead_k: Annotated[Number, Field(gt=0, le=100)] | None = None
+    max_age_s: Annotated[Number, Field(gt=0, le=LONGEST_AGE_S)] | None = None
     reason: Reason = ""
 
     @classmethod
@@ -77,6 +78,7 @@ class PowerDomainOut(Out):
     ramp_up_w_per_s: float | None
     overhead_fixed_w: float
     overhead_k: float
+    max_age_s: float
     version: int
     latest: ReadingOut | None
 
@@ -94,6 +96,7 @@ class PowerDomainOut(Out):
             ramp_up_w_per_s=limit.ramp_up_w_per_s,
             overhead_fixed_w=limit.overhead_fixed_w,
             overhead_k=limit.overhead_k,
+            max_age_s=limit.max_age_s,
             version=limit.version,
             latest=None if reading is None else ReadingOut.of(reading),
         )

@@ -4,7 +4,7 @@ Positions point into the tuple of domains. A reading of a facility is at its met
 follows from it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf, isfinite
 from typing import Final
@@ -77,7 +77,7 @@ class Domain:
     parent: int = NONE
     limit_w: float = inf
     reading: Reading | None = None
-    meter: Meter = Meter()
+    meter: Meter = field(default_factory=Meter)
 
 
 @dataclass(frozen=True, slots=True)
