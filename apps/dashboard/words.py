@@ -183,7 +183,9 @@ _KNOWN_BY: Final[dict[How, KnownBy]] = {
     How.SIBLINGS: KnownBy(
         "Estimated", "alert-triangle", "warn", "the meter above it, less the ones beside it"
     ),
-    How.CAPS: KnownBy("Estimated", "alert-triangle", "warn", "its nodes have acknowledged their caps"),
+    How.CAPS: KnownBy(
+        "Estimated", "alert-triangle", "warn", "its nodes at rest, and the caps that are acknowledged"
+    ),
     How.UNCAPPED: KnownBy("Missing", "x", "bad", "nothing is heard of it, so no cap is counted on"),
     How.RESERVED: KnownBy("Modelled", "activity", "", "no meter is read; what runs there, as it is modelled"),
 }

@@ -148,6 +148,20 @@ class PowerTree:
         return max((top.bound.quality for top in self.tops), key=order.index, default=Quality.MISSING)
 
     @property
+    def off_by(self) -> float | None:
+        """By what share the estimate is above what is measured, over the highest domains that have both."""
+        counted: set[int] = set()
+        measured_w = estimated_w = 0.0
+        for one in self.branches:
+            if one.parent in counted:
+                counted.add(one.position)
+            elif one.measured_w is not None and one.estimated_w is not None:
+                counted.add(one.position)
+                measured_w += one.measured_w
+                estimated_w += one.estimated_w
+        return estimated_w / measured_w - 1 if measured_w > 0 else None
+
+    @property
     def n_meters(self) -> int:
         return sum(top.bound.n_meters for top in self.tops)
 

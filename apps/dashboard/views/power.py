@@ -134,9 +134,7 @@ def _figures(known: Known) -> dict[str, Any]:
     limit_w, load_w = tree.limit_w, tree.shown_w
     reserved_w = sum(top.reserved_w for top in tree.tops)
     highest = coming.highest
-    measured = [one for one in tree.tops if one.measured_w is not None and one.estimated_w is not None]
-    measured_w = sum(one.measured_w or 0.0 for one in measured)
-    estimated_w = sum(one.estimated_w or 0.0 for one in measured)
+    off_by = tree.off_by
     return {
         "at": known.at,
         "has_domains": bool(tree.branches),
@@ -164,9 +162,18 @@ def _figures(known: Known) -> dict[str, Any]:
         "n_silent": tree.n_silent,
         "meters_parts": (("green", tree.n_meters - tree.n_silent), ("verm", tree.n_silent)),
         "newest_at": tree.newest_at,
-        "off_by": estimated_w / measured_w - 1 if measured_w > 0 else None,
+        "off_by": off_by,
+        "off_words": ""
+        if off_by is None
+        else _off_words(off_by, "agrees with", "says {} more than", "says {} less than"),
         "attention": _attention(tree),
     }
+
+
+def _off_words(off_by: float, same: str, above: str, below: str) -> str:
+    percent = round(100 * off_by)
+    words_of = above if percent > 0 else below
+    return same if percent == 0 else words_of.format(f"{abs(percent)}{formats.SPACE}%")
 
 
 def _worst(tree: PowerTree) -> How:

@@ -97,8 +97,6 @@ class PowerReadingsView(APIView):
     def post(self, request: Request) -> Response:
         policies.require_may_set_power(person(request))
         body = parse_body(request, bodies.ReadingsIn)
-        if body.source == "modelled":
-            raise InvalidInput.of("source", "must not be modelled: that is what the model says itself")
 
         def act() -> Response:
             n_new = services.record_readings(

@@ -111,11 +111,68 @@ def test_readings_come_in_bulk_and_are_read_back(admin):
         ({"readings": [reading()], "source": "modelled"}, "source"),
         ({"readings": [reading(domain="hall-9")]}, "readings[0].domain"),
         ({"readings": [reading(quality="fine")]}, "readings[0].quality"),
+        ({"readings": [reading(domain="leaf-1")]}, "readings[0].domain"),
+        ({"readings": [reading(minutes_ago=-10)]}, "readings[0].at"),
+        ({"readings": [reading(minutes_ago=31 * 1440)]}, "readings[0].at"),
+        ({"readings": [reading(), reading(at="2026-01-01T00:00:00")]}, "readings[1].at"),
+        ({"readings": [reading(draw_w=True)]}, "readings[0].draw_w"),
+        ({"readings": [reading(draw_w="5")]}, "readings[0].draw_w"),
+        ({"readings": [reading(draw_w=None)]}, "readings[0].draw_w"),
+        ({"readings": [reading(draw_w=1e300)]}, "readings[0].draw_w"),
+        ({"readings": [reading()], "source": ""}, "source"),
+        ({"readings": [reading()], "source": "x" * 41}, "source"),
     ],
 )
 def test_readings_that_make_no_sense_are_refused_at_their_field(admin, body, path):
     assert paths(admin.post(f"{URL}/readings", body)) == [path]
     assert not PowerReading.objects.exists()
+
+
+@pytest.mark.parametrize("watts", ["NaN", "Infinity", "-Infinity", "1e400"])
+def test_a_number_that_is_none_is_refused_before_anything_is_stored(admin, watts):
+    body = f'{{"readings": [{{"domain": "hall-1", "at": "{reading()["at"]}", "draw_w": {watts}}}]}}'
+    answer = admin.generic("POST", f"{URL}/readings", body, content_type="application/json")
+
+    assert answer.status_code == 400
+    assert not PowerReading.objects.exists()
+
+
+def test_two_values_for_one_instant_are_refused_and_the_same_twice_is_once(admin):
+    first = reading()
+    answer = admin.post(f"{URL}/readings", {"readings": [first, {**first, "draw_w": 1.0}]})
+    assert paths(answer) == ["readings[1].at"]
+    assert not PowerReading.objects.exists()
+
+    assert admin.post(f"{URL}/readings", {"readings": [first, first]}).json() == {"n_new": 1}
+    # What is there stays: the log of a meter is not rewritten.
+    assert admin.post(f"{URL}/readings", {"readings": [{**first, "draw_w": 1.0}]}).json() == {"n_new": 0}
+    assert PowerReading.objects.get().draw_w == 5e5
+
+
+def test_ten_thousand_readings_are_one_call_of_few_queries(admin, django_assert_max_num_queries):
+    at = clock.now() - timedelta(days=1)
+    sent = [
+        {
+            "domain": f"{'hall' if n % 2 else 'rack'}-1",
+            "at": (at + timedelta(seconds=n)).isoformat(),
+            "draw_w": n,
+        }
+        for n in range(10_000)
+    ]
+    with django_assert_max_num_queries(6):
+        assert admin.post(f"{URL}/readings", {"readings": sent}).json() == {"n_new": 10_000}
+
+    assert PowerReading.objects.count() == 10_000
+
+
+def test_how_old_a_reading_may_be_is_set_with_the_limits(admin):
+    found = admin.patch(f"{URL}/domains/hall-1", {"version": 1, "max_age_s": 60}).json()
+
+    assert found["max_age_s"] == 60
+    for wrong in (0, -1, 86_401, True, None):
+        assert paths(admin.patch(f"{URL}/domains/hall-1", {"version": 2, "max_age_s": wrong})) == [
+            "max_age_s"
+        ]
 
 
 @pytest.mark.parametrize("query", ["", "domain=hall-1&from=x", "domain=hall-1&at=1"])
