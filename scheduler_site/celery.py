@@ -99,6 +99,7 @@ app.conf.update(
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
         "end cool-downs": _beat("inventory.settle_health", every_s=10.0),
         "probe nodes": _beat("execution.probe", every_s=60.0),
+        "read meters": _beat("power.read_meters", every_s=5.0),
         "feed the demo": _beat("scheduling.feed_demo", every_s=30.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
         "prune what was kept for a while": _beat("teams.prune", every_s=3600.0),

@@ -1,6 +1,6 @@
 """Setting limits, and taking in what domains were seen to draw. An actor of None is the site itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -22,8 +22,8 @@ FIELDS: Final = (
     "overhead_k",
     "max_age_s",
 )
-_OLDEST: Final = timedelta(days=30)
-_AHEAD: Final = timedelta(minutes=5)  # clocks differ
+OLDEST: Final = timedelta(days=30)
+AHEAD: Final = timedelta(minutes=5)  # clocks differ
 _MOST_FAULTS: Final = 100
 _KINDS: Final = (*POWER_KINDS, DomainKind.COOLING)
 
@@ -142,7 +142,7 @@ def record_readings(
             faults.append(_fault(index, "domain", "invalid", "is no power domain"))
         elif reading.domain not in domains:
             faults.append(_fault(index, "domain", "unknown", "names nothing that is here"))
-        if not at - _OLDEST <= reading.at <= at + _AHEAD:
+        if not at - OLDEST <= reading.at <= at + AHEAD:
             faults.append(_fault(index, "at", "out_of_range", "must lie in the last 30 days"))
         if said.setdefault((reading.domain, reading.at), reading) != reading:
             faults.append(_fault(index, "at", "duplicate", "stands twice, with different values"))
@@ -150,8 +150,14 @@ def record_readings(
             break
     if faults:
         raise InvalidInput(faults)
+    rows = [(domains[one.domain], one.at, float(one.draw_w), str(one.quality)) for one in said.values()]
+    return insert_readings(rows, source=source)
+
+
+def insert_readings(rows: Iterable[tuple[int, datetime, float, str]], *, source: str) -> int:
+    """Write (domain id, instant, W, quality) down; those that are there already stay. Returns how many are new."""
     # In one order, so that two who send the same do not wait for each other in a circle.
-    rows = sorted(said.values(), key=lambda one: (domains[one.domain], one.at))
+    columns = list(zip(*sorted(rows), strict=True)) or [(), (), (), ()]
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO power_powerreading (domain_id, at, draw_w, quality, source)"
@@ -159,13 +165,7 @@ def record_readings(
             " FROM unnest(%s::bigint[], %s::timestamptz[], %s::float8[], %s::text[])"
             "  AS row(domain_id, at, draw_w, quality)"
             " ON CONFLICT (domain_id, source, at) DO NOTHING",
-            [
-                source,
-                [domains[one.domain] for one in rows],
-                [one.at for one in rows],
-                [float(one.draw_w) for one in rows],
-                [str(one.quality) for one in rows],
-            ],
+            [source, *map(list, columns)],
         )
         return int(cursor.rowcount)
 

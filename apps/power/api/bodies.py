@@ -1,14 +1,26 @@
 """What goes in and comes out: limits and readings."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from apps.core.api.body import Out
-from apps.core.strict import Instant, Name, Number, Reason, Strict, Version, Watts, WattsOrZero
+from apps.core.strict import (
+    AddressName,
+    Instant,
+    Name,
+    Number,
+    Reason,
+    Strict,
+    Text,
+    Version,
+    Watts,
+    WattsOrZero,
+)
 from apps.inventory.models import Domain
-from apps.power.models import LONGEST_AGE_S, PowerLimit, PowerReading
+from apps.power.meter_services import MeterDraft
+from apps.power.models import LONGEST_AGE_S, MeterSource, PowerLimit, PowerReading
 from apps.power.selectors import it_limit_w, tightest_w
 from apps.power.services import Reading
 
@@ -63,6 +75,102 @@ class ReadingOut(Out):
     @classmethod
     def of(cls, row: PowerReading) -> "ReadingOut":
         return cls(at=row.at, draw_w=row.draw_w, quality=row.quality, source=row.source)
+
+
+Label = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=100)]
+Address = Annotated[Text, Field(min_length=8, max_length=500)]
+Promql = Annotated[Text, Field(min_length=1, max_length=2000)]
+NamesHere = Annotated[dict[Annotated[Text, Field(max_length=200)], Name], Field(max_length=20_000)]
+Scale = Annotated[Number, Field(gt=0, le=1e9)]
+EveryS = Annotated[int, Field(ge=5, le=LONGEST_AGE_S)]
+MaxAgeS = Annotated[Number, Field(gt=0, le=LONGEST_AGE_S)]
+
+
+class Labels(Strict):
+    """Labels of a series that say what it is of: a power domain; or a node, and perhaps a device of it."""
+
+    domain: Label | None = None
+    node: Label | None = None
+    device: Label | None = None
+
+    def fields(self) -> dict[str, str]:
+        return {f"{name}_label": getattr(self, name) or "" for name in ("domain", "node", "device")}
+
+
+class MeterIn(Strict):
+    """`names` says which name here a value of the label stands for; `scale` how many watts a unit of the value is."""
+
+    name: Annotated[AddressName, Field(max_length=40)]
+    kind: Literal["prometheus"] = "prometheus"
+    url: Address
+    query: Promql
+    labels: Labels
+    names: NamesHere = Field(default_factory=dict)
+    scale: Scale = 1.0
+    every_s: EveryS = 30
+    max_age_s: MaxAgeS = 120.0
+    is_enabled: bool = True
+    reason: Reason = ""
+
+    def draft(self) -> MeterDraft:
+        said: dict[str, Any] = self.model_dump(exclude={"kind", "labels", "reason"})
+        return MeterDraft(**(said | self.labels.fields()))
+
+
+class MeterPatch(Strict):
+    """Fields that are absent stay as they are."""
+
+    version: Version
+    url: Address | None = None
+    query: Promql | None = None
+    labels: Labels | None = None
+    names: NamesHere | None = None
+    scale: Scale | None = None
+    every_s: EveryS | None = None
+    max_age_s: MaxAgeS | None = None
+    is_enabled: bool | None = None
+    reason: Reason = ""
+
+    def changes(self) -> dict[str, Any]:
+        found = {
+            name: getattr(self, name) for name in self.model_fields_set - {"version", "reason", "labels"}
+        }
+        return found | (self.labels.fields() if self.labels is not None else {})
+
+
+class LabelsOut(Out):
+    domain: str | None
+    node: str | None
+    device: str | None
+
+
+class MeterOut(Out):
+    """`n_taken` and `n_left` are the series of the last good answer that were taken, and that were not."""
+
+    name: str
+    kind: str
+    url: str
+    query: str
+    labels: LabelsOut
+    names: dict[str, str]
+    scale: float
+    every_s: int
+    max_age_s: float
+    is_enabled: bool
+    last_tried_at: datetime | None
+    last_ok_at: datetime | None
+    last_error: str
+    n_taken: int
+    n_left: int
+    version: int
+
+    @classmethod
+    def of(cls, row: MeterSource) -> "MeterOut":
+        labels = LabelsOut(
+            domain=row.domain_label or None, node=row.node_label or None, device=row.device_label or None
+        )
+        same = {name: getattr(row, name) for name in cls.model_fields if name != "labels"}
+        return cls(labels=labels, **same)
 
 
 class PowerDomainOut(Out):

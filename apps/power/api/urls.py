@@ -1,6 +1,6 @@
 from django.urls import path
 
-from apps.power.api import override_views, response_views, views
+from apps.power.api import meter_views, override_views, response_views, views
 
 urlpatterns = [
     path("power/domains", views.PowerDomainsView.as_view(), name="power-domains"),
@@ -12,6 +12,8 @@ urlpatterns = [
         override_views.OverrideEndView.as_view(),
         name="power-override-end",
     ),
+    path("power/meters", meter_views.MetersView.as_view(), name="power-meters"),
+    path("power/meters/<str:name>", meter_views.MeterView.as_view(), name="power-meter"),
     path("demand-response/events", response_views.EventsView.as_view(), name="response-events"),
     path("demand-response/events/<int:event_id>", response_views.EventView.as_view(), name="response-event"),
     path(

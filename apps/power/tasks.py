@@ -1,0 +1,14 @@
+from celery import shared_task
+
+from apps.core import clock
+from apps.power import meter_services
+
+# Nothing in it takes so long; where workers can be stopped, one that hangs all the same is.
+_LONGEST_S = 60
+
+
+@shared_task(
+    name="power.read_meters", ignore_result=True, soft_time_limit=_LONGEST_S, time_limit=_LONGEST_S + 10
+)
+def read_meters() -> None:
+    meter_services.read_meters(at=clock.now())
