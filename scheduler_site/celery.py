@@ -84,6 +84,7 @@ app.conf.update(
     task_routes={
         "scheduling.rollup": {"queue": ROLLUPS},
         "scheduling.feed_demo": {"queue": ROLLUPS},
+        "scheduling.learn_power": {"queue": ROLLUPS},
         "execution.prune_logs": {"queue": ROLLUPS},
         "scheduling.*": {"queue": PLANNING},
         "execution.*": {"queue": EXECUTION},
@@ -100,6 +101,7 @@ app.conf.update(
         "end cool-downs": _beat("inventory.settle_health", every_s=10.0),
         "probe nodes": _beat("execution.probe", every_s=60.0),
         "read meters": _beat("power.read_meters", every_s=5.0),
+        "learn what jobs draw": _beat("scheduling.learn_power", every_s=15.0),
         "feed the demo": _beat("scheduling.feed_demo", every_s=30.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
         "prune what was kept for a while": _beat("teams.prune", every_s=3600.0),

@@ -639,6 +639,7 @@ class JobPowerModel(models.Model):
     accelerator_type = models.ForeignKey(AcceleratorType, models.CASCADE, related_name="+", db_index=False)
     counts = models.JSONField(default=dict, help_text="{bin: samples}, see telemetry.draws")
     n_samples = models.PositiveBigIntegerField(default=0)
+    n_looks = models.PositiveIntegerField(default=0, help_text="Times at which samples were taken.")
     mean_w = models.FloatField(null=True, blank=True, help_text="Of one device, the median; empty: too few.")
     peak_w = models.FloatField(null=True, blank=True, help_text="Of one device, the 99th percentile.")
     updated_at = models.DateTimeField()

@@ -56,6 +56,7 @@ from apps.scheduling.engine.facts import (
     Wait,
 )
 from apps.scheduling.histories import Histories
+from apps.scheduling.measured_power import Peaks, with_measured
 from apps.scheduling.response.limits import next_change_at, start_limits_w
 from apps.scheduling.selectors import current_policy
 from apps.staging.selectors import DatasetRow, staging_picture
@@ -302,6 +303,7 @@ class _Memory:
         self.held: Mapping[int, _Held] = {}  # open allocations by job id, ascending
         self.columns: _Columns | None = None  # of `held`
         self.histories = Histories()
+        self.peaks = Peaks()
         self.ended: list[Row] = []  # key of the shape, and how many jobs of it have ended lately
         self.ended_s = inf  # as of then
         self.data_names: dict[str, tuple[str, ...]] = {}  # by key of the shape; of those that name data sets
@@ -417,6 +419,7 @@ class _Reader:
         self.read_bookings()
         self.read_data()
         changed = None if memory.seen is None else self._read_changed_jobs()
+        changed = self._read_peaks(changed)
         self._read_jobs(changed)
         self._read_allocations(changed)
         waiting, never_satisfied, left_out = self.read_queue(changed)
@@ -476,6 +479,9 @@ class _Reader:
             if gang.team != NONE:
                 owner = Owner(user_id, self.teams[gang.team].id, gang.name)
                 history = self.memory.histories.position(owner)
+            measured = self.memory.peaks.of(PREVIEW_ID, user_id, gang.name)
+            asks = with_measured(gang.shape.asks, measured, self.facility.kinds)
+            gang = replace(gang, shape=replace(gang.shape, asks=asks))
             gangs.append(
                 replace(
                     gang,
@@ -954,6 +960,7 @@ class _Reader:
          runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
          preemptible, checkpoint, scaling, n_evictions, tier) = row  # fmt: skip
         left_s, work_s, done_s = what_is_left(limit_s, runtime_s, ran_s, lost_s)
+        shape_key = self._measured_shape(shape_key, job_id, user_id, name)
         gang = Gang(
             id=job_id,
             name=name,
@@ -997,6 +1004,46 @@ class _Reader:
             self.memory.shapes[shape_key] = replace(shape, reservation=NONE)
             if request.datasets:
                 self.memory.data_names[shape_key] = tuple(request.datasets)
+
+    def _read_peaks(self, changed: list[Row] | None) -> list[Row] | None:
+        """Bring what was measured up to date; jobs of which something else is known now count as changed."""
+        memory = self.memory
+        jobs, classes = memory.peaks.read(self.cursor, self.at, anew=changed is None)
+        if not jobs and not classes:
+            return changed
+        touched = [
+            job_id
+            for job_id, kept in memory.jobs.items()
+            if job_id in jobs or (kept.gang.user, kept.gang.name) in classes
+        ]
+        if changed is None:
+            # All are read anew but those whose rows are the same as before.
+            for job_id in touched:
+                del memory.jobs[job_id]
+            return None
+        known = {row[0] for row in changed}
+        more = [job_id for job_id in touched if job_id not in known]
+        if not more:
+            return changed
+        query = f"SELECT {_GANG_COLUMNS} FROM {_GANG_TABLES} WHERE job.id = ANY(%s)"  # noqa: S608 (our own words)
+        return sorted([*changed, *self.rows(query, more)], key=lambda row: row[0])
+
+    def _measured_shape(self, shape_key: str, job_id: int, user_id: int, name: str) -> str:
+        """The key of the shape with what was measured; jobs of which the same was measured share one object."""
+        memory = self.memory
+        measured = memory.peaks.of(job_id, user_id, name)
+        if not measured:
+            return shape_key
+        shape = memory.shapes[shape_key]
+        asks = with_measured(shape.asks, measured, self.facility.kinds)
+        if asks == shape.asks:
+            return shape_key
+        key = f"{shape_key}~{','.join(f'{ask.power_w}/{ask.peak_w}' for ask in asks)}"
+        if key not in memory.shapes:
+            memory.shapes[key] = replace(shape, asks=asks)
+            if shape_key in memory.data_names:
+                memory.data_names[key] = memory.data_names[shape_key]
+        return key
 
     def _shape_in(self, shape_key: str, booking: int) -> Shape:
         """The shape bound to this window; one object a window, so that failures are remembered."""

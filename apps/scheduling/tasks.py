@@ -3,7 +3,7 @@
 from celery import shared_task
 
 from apps.core import clock
-from apps.scheduling import services
+from apps.scheduling import measured_power, services
 from apps.scheduling.demo import work
 from apps.scheduling.response import control
 
@@ -26,3 +26,8 @@ def feed_demo() -> None:
 @shared_task(name="power.control", ignore_result=True)
 def power_control() -> None:
     control.look(at=clock.now())
+
+
+@shared_task(name="scheduling.learn_power", ignore_result=True)
+def learn_power() -> None:
+    measured_power.learn(at=clock.now())

@@ -35,3 +35,8 @@ def test_planning_and_power_have_workers_of_their_own():
 
     assert " -Q planning " in lines
     assert " -Q power " in lines
+
+
+def test_meters_are_read_by_the_power_loop_and_what_they_say_is_learned_elsewhere():
+    assert _queue_of(app, "power.read_meters") == "power"
+    assert _queue_of(app, "scheduling.learn_power") == "rollups"
