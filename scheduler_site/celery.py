@@ -99,6 +99,7 @@ app.conf.update(
         "carry out caps": _beat("power.carry_out_caps", every_s=5.0),
         "settle draining nodes": _beat("inventory.settle_draining", every_s=10.0),
         "end cool-downs": _beat("inventory.settle_health", every_s=10.0),
+        "ask VTNs": _beat("power.poll_openadr", every_s=10.0),
         "probe nodes": _beat("execution.probe", every_s=60.0),
         "read meters": _beat("power.read_meters", every_s=5.0),
         "learn what jobs draw": _beat("scheduling.learn_power", every_s=15.0),

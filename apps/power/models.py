@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.inventory.models import MAX_NUMBER, AcceleratorType, Domain, Node
+from apps.power import openadr_models  # noqa: F401  # Django looks for models here
 from apps.power.curtailment.facts import Lever
 from apps.power.response import TargetKind
 from apps.teams.models import User

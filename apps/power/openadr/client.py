@@ -5,6 +5,7 @@ size and time. Secrets and tokens are in no repr, message or log.
 """
 
 import json
+import math
 import re
 import ssl
 from collections.abc import Mapping
@@ -153,10 +154,15 @@ class _Answer:
 
 
 class Ven:
-    """One VEN's connection to its VTN. Not shared between threads; close it, or use it in `with`."""
+    """One VEN's connection to its VTN. Not shared between threads; close it, or use it in `with`.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        budget_s: For all that is asked together; after it nothing is asked any more.
+    """
+
+    def __init__(self, settings: Settings, *, budget_s: float = math.inf) -> None:
         self._settings = settings
+        self._give_up_at_s = clock.monotonic_s() + budget_s
         self._token: _Token | None = None
         self._spent = ""  # the token before: a server may yet repeat it
         self._token_url = settings.token_url
@@ -412,10 +418,14 @@ class Ven:
         token: str = "",
     ) -> _Answer:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        deadline_s = clock.monotonic_s() + self._settings.timeout_s
+        now_s = clock.monotonic_s()
+        left_s = min(self._settings.timeout_s, self._give_up_at_s - now_s)
+        if left_s <= 0:
+            raise VtnUnreachable("The VTN took too long over all that was asked.")
+        deadline_s = now_s + left_s
         try:
             with self._http.stream(
-                method, url, params=query, json=body, data=form, headers=headers
+                method, url, params=query, json=body, data=form, headers=headers, timeout=left_s
             ) as response:
                 if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                     # None was asked for; unpacked, a few bytes could fill the memory.
@@ -429,11 +439,11 @@ class Ven:
                             status=response.status_code,
                         )
                     if clock.monotonic_s() > deadline_s:  # a trickle keeps every single read in time
-                        raise VtnUnreachable(f"The VTN did not finish within {self._settings.timeout_s:g} s.")
+                        raise VtnUnreachable(f"The VTN did not finish within {left_s:.3g} s.")
                 return _Answer(response.status_code, response.headers, bytes(read))
         # Without the cause: the library's errors hold the request, and with it what must not be logged.
         except httpx.TimeoutException:
-            raise VtnUnreachable(f"The VTN did not answer within {self._settings.timeout_s:g} s.") from None
+            raise VtnUnreachable(f"The VTN did not answer within {left_s:.3g} s.") from None
         except httpx.TransportError as error:
             raise VtnUnreachable(f"The VTN cannot be reached: {self._clean(str(error))}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
