@@ -53,6 +53,11 @@ def may_set_power(user: User) -> bool:
     return is_admin(user) or (user.is_active and user.facility_role == FacilityRole.POWER_ADMIN)
 
 
+def may_see_vtns(user: User) -> bool:
+    """Sees which servers of the grid are listened to, and what is wrong with what they say."""
+    return may_look_after(user) or may_set_power(user)
+
+
 def team_ids_of(user: User) -> frozenset[int]:
     """Teams this person acts for: those they are in, and all below those they lead."""
     return user.team_ids()
@@ -156,6 +161,10 @@ def require_may_operate(user: User) -> None:
 
 def require_may_set_power(user: User) -> None:
     _require(may_set_power(user), "Only power administrators may do this.")
+
+
+def require_may_see_vtns(user: User) -> None:
+    _require(may_see_vtns(user), "Only operators, power administrators and auditors may see this.")
 
 
 def require_member(user: User, team: Team) -> None:

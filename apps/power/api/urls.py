@@ -1,6 +1,6 @@
 from django.urls import path
 
-from apps.power.api import meter_views, override_views, response_views, views
+from apps.power.api import meter_views, openadr_views, override_views, response_views, views
 
 urlpatterns = [
     path("power/domains", views.PowerDomainsView.as_view(), name="power-domains"),
@@ -37,4 +37,17 @@ urlpatterns = [
         response_views.ProgrammeView.as_view(),
         name="response-programme",
     ),
+    path("openadr/connections", openadr_views.ConnectionsView.as_view(), name="openadr-connections"),
+    path("openadr/connections/<str:name>", openadr_views.ConnectionView.as_view(), name="openadr-connection"),
+    path(
+        "openadr/connections/<str:name>/events",
+        openadr_views.ConnectionEventsView.as_view(),
+        name="openadr-connection-events",
+    ),
+    path(
+        "openadr/connections/<str:name>/events/<str:external_id>/accept",
+        openadr_views.AcceptView.as_view(),
+        name="openadr-event-accept",
+    ),
+    path("openadr/try", openadr_views.TryView.as_view(), name="openadr-try"),
 ]

@@ -37,11 +37,9 @@ def connection_named(name: str) -> VtnConnection:
     return found
 
 
-def listed_events(connection: VtnConnection) -> QuerySet[VtnEvent]:
-    """Its events that are listed, or of which something is still in force, with what became of them."""
-    return connection.vtn_events.prefetch_related(
-        "announcements__event__domain", "announcements__event__programme"
-    )
+def vtn_events(connection: VtnConnection) -> QuerySet[VtnEvent]:
+    """Events that it listed, any order, with what became of them here."""
+    return connection.vtn_events.prefetch_related("announcements__event__domain")
 
 
 def settings_of(connection: VtnConnection) -> Settings:

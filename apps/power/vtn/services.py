@@ -46,6 +46,7 @@ _PLAIN: Final = (
     "silent_after_s",
     "is_enabled",
 )
+_OPEN: Final = frozenset({"openadr.event_accepted"})
 _SENT_TO: Final = ("base_url", "token_url")  # where the secret goes
 # What the client calls it, where that is something else.
 _FIELDS: Final = {"vtn_url": "base_url", "resource_names": "resources", "program_ids": "programmes"}
@@ -244,7 +245,8 @@ def accept_event(
     """
     policies.require_may_operate(actor)
     connection = _locked(connection_id)
-    row = connection.vtn_events.filter(external_id=external_id).first()
+    named = connection.vtn_events.none() if "\x00" in external_id else connection.vtn_events.all()
+    row = named.filter(external_id=external_id).first()
     if row is None:
         raise NotFound(f"There is no event {external_id!r} of this connection.")
     if row.trouble != Trouble.NEEDS_PERSON:
@@ -288,6 +290,7 @@ def try_connection(
         actor=actor,
         at=at,
         is_audit=True,
+        is_private=True,
         data={"base_url": draft.base_url, "is_good": tried.is_good, "error": tried.error},
     )
     return tried
@@ -497,5 +500,6 @@ def _record(kind: str, row: VtnConnection, actor: User | None, at: datetime, **m
         actor=actor,
         at=at,
         is_audit=True,
+        is_private=kind not in _OPEN,  # they hold addresses
         **more,
     )

@@ -1,0 +1,229 @@
+"""What goes in and comes out: connections to OpenADR servers. A client secret goes in and never comes out."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from apps.core.api.body import Out
+from apps.core.strict import AddressName, Name, Reason, Strict, Text, Version
+from apps.power.openadr_models import LEAST_POLL_S, LONGEST_POLL_S, MOST_SILENT_S, VtnConnection, VtnEvent
+from apps.power.vtn.services import MOST_PARTS, ConnectionDraft, ProgrammeMap, ResourceDraft, Tried
+
+ProtocolWord = Literal["3.0.1", "3.1.0"]
+UnitsWord = Literal["", "W", "KW", "MW"]
+OutsideName = Annotated[Name, Field(max_length=128)]
+ObjectId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+Address = Annotated[Text, Field(max_length=500)]
+Secret = Annotated[
+    Text,
+    Field(min_length=1, max_length=1000, description="Write-only.", json_schema_extra={"writeOnly": True}),
+]
+
+
+class ResourceIn(Strict):
+    name: OutsideName
+    domain: Name
+
+    def draft(self) -> ResourceDraft:
+        return ResourceDraft(name=self.name, domain=self.domain)
+
+
+class ProgrammeMapIn(Strict):
+    """`default_units` of power without units (empty: such events are refused); `has_fallback`: the subscribed import
+    capacity binds while the server is silent and no limit is left."""
+
+    external_id: ObjectId
+    programme: Name
+    default_units: UnitsWord = "KW"
+    is_shed_negative: bool = False
+    is_test: bool = False
+    test_marker: Annotated[Text, Field(max_length=50)] = ""
+    has_fallback: bool = False
+
+    def draft(self) -> ProgrammeMap:
+        return ProgrammeMap(**self.model_dump())
+
+
+class ConnectionTry(Strict):
+    """`client_secret` may be left out where one is stored and no address changes."""
+
+    name: AddressName
+    base_url: Address
+    protocol: ProtocolWord = "3.1.0"
+    token_url: Address = ""
+    client_id: Annotated[Name, Field(max_length=200)]
+    client_secret: Secret | None = None
+    scope: Annotated[Text, Field(max_length=200)] = ""
+    ven_name: OutsideName
+    domain: Name
+    poll_s: Annotated[int, Field(ge=LEAST_POLL_S, le=LONGEST_POLL_S)] = 60
+    silent_after_s: Annotated[int, Field(ge=LEAST_POLL_S, le=MOST_SILENT_S)] = 300
+    is_enabled: bool = False
+    resources: Annotated[list[ResourceIn], Field(max_length=MOST_PARTS)] = []
+    programmes: Annotated[list[ProgrammeMapIn], Field(max_length=MOST_PARTS)] = []
+
+    def draft(self) -> ConnectionDraft:
+        plain = ConnectionTry.model_fields.keys() - {"resources", "programmes"}
+        return ConnectionDraft(
+            **{name: getattr(self, name) for name in plain},
+            resources=tuple(one.draft() for one in self.resources),
+            programmes=tuple(one.draft() for one in self.programmes),
+        )
+
+
+class ConnectionTryIn(ConnectionTry):
+    """`connection`: whose stored secret is used where none is sent."""
+
+    connection: Name | None = None
+
+
+class ConnectionIn(ConnectionTry):
+    client_secret: Secret
+    reason: Reason = ""
+
+
+class ConnectionPut(ConnectionTry):
+    version: Version
+    reason: Reason = ""
+
+
+class ConnectionPatch(Strict):
+    is_enabled: bool
+    reason: Reason = ""
+
+
+class AcceptIn(Strict):
+    reason: Reason = ""
+
+
+class ResourceOut(Out):
+    name: str
+    domain: str
+
+
+class ProgrammeMapOut(Out):
+    external_id: str
+    programme: str
+    default_units: UnitsWord
+    is_shed_negative: bool
+    is_test: bool
+    test_marker: str
+    has_fallback: bool
+
+
+class ConnectionOut(Out):
+    """`listed_at`: of the last complete listing. `silent_since_at`: it has not been heard for too long."""
+
+    name: str
+    base_url: str
+    protocol: ProtocolWord
+    token_url: str
+    client_id: str
+    scope: str
+    ven_name: str
+    ven_id: str | None
+    domain: str
+    poll_s: int
+    silent_after_s: int
+    is_enabled: bool
+    resources: list[ResourceOut]
+    programmes: list[ProgrammeMapOut]
+    polled_at: datetime | None
+    listed_at: datetime | None
+    silent_since_at: datetime | None
+    last_error: str | None
+    n_failures: int
+    n_in_trouble: int
+    notes: list[str]
+    version: int
+
+    @classmethod
+    def of(cls, row: VtnConnection) -> "ConnectionOut":
+        facts: Any = row  # annotated
+        return cls(
+            name=row.name,
+            base_url=row.base_url,
+            protocol=row.protocol,
+            token_url=row.token_url,
+            client_id=row.client_id,
+            scope=row.scope,
+            ven_name=row.ven_name,
+            ven_id=row.ven_id or None,
+            domain=row.domain.name,
+            poll_s=row.poll_s,
+            silent_after_s=row.silent_after_s,
+            is_enabled=row.is_enabled,
+            resources=[ResourceOut(name=one.name, domain=one.domain.name) for one in row.resources.all()],
+            programmes=[
+                ProgrammeMapOut(
+                    external_id=one.external_id,
+                    programme=one.programme.name,
+                    default_units=one.default_units,
+                    is_shed_negative=one.is_shed_negative,
+                    is_test=one.is_test,
+                    test_marker=one.test_marker,
+                    has_fallback=one.has_fallback,
+                )
+                for one in row.programmes.all()
+            ],
+            polled_at=row.polled_at,
+            listed_at=row.listed_at,
+            silent_since_at=row.silent_since_at,
+            last_error=row.last_error or None,
+            n_failures=row.n_failures,
+            n_in_trouble=facts.n_in_trouble,
+            notes=row.notes,
+            version=row.version,
+        )
+
+
+class OfferedOut(Out):
+    external_id: str
+    name: str
+
+
+class TriedOut(Out):
+    """`programmes`: those that the server shows us; `n_events`: of those named in the body, else of all."""
+
+    is_good: bool
+    error: str | None
+    programmes: list[OfferedOut]
+    n_events: int
+
+    @classmethod
+    def of(cls, tried: Tried) -> "TriedOut":
+        return cls(
+            is_good=tried.is_good,
+            error=tried.error or None,
+            programmes=[OfferedOut(external_id=one, name=name) for one, name in tried.programmes],
+            n_events=tried.n_events,
+        )
+
+
+class VtnEventOut(Out):
+    """`trouble`: why it, or its newest version, is not acted on. `events`: ours that it became."""
+
+    external_id: str
+    programme: str
+    name: str
+    modified_at: datetime | None
+    revision: int
+    is_listed: bool
+    trouble: Literal["refused", "needs_person"] | None
+    trouble_text: str | None
+    events: list[int]
+
+    @classmethod
+    def of(cls, row: VtnEvent) -> "VtnEventOut":
+        return cls(
+            external_id=row.external_id,
+            programme=row.programme_external_id,
+            name=row.name,
+            modified_at=row.modified_at,
+            revision=row.revision,
+            is_listed=row.gone_at is None,
+            trouble=row.trouble or None,
+            trouble_text=row.trouble_text or None,
+            events=sorted(one.event_id for one in row.announcements.all()),
+        )
