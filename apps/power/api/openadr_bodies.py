@@ -1,89 +1,27 @@
 """What goes in and comes out: connections to OpenADR servers. A client secret goes in and never comes out."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from apps.core.api.body import Out
-from apps.core.strict import AddressName, Name, Reason, Strict, Text, Version
-from apps.power.openadr_models import LEAST_POLL_S, LONGEST_POLL_S, MOST_SILENT_S, VtnConnection, VtnEvent
-from apps.power.vtn.services import MOST_PARTS, ConnectionDraft, ProgrammeMap, ResourceDraft, Tried
-
-ProtocolWord = Literal["3.0.1", "3.1.0"]
-UnitsWord = Literal["", "W", "KW", "MW"]
-OutsideName = Annotated[Name, Field(max_length=128)]
-ObjectId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-Address = Annotated[Text, Field(max_length=500)]
-Secret = Annotated[
-    Text,
-    Field(min_length=1, max_length=1000, description="Write-only.", json_schema_extra={"writeOnly": True}),
-]
+from apps.core.strict import Name, Reason, Strict, Version
+from apps.power.openadr_models import VtnConnection, VtnEvent
+from apps.power.vtn.services import Tried
+from apps.power.vtn.spec import ConnectionSpec, ProtocolWord, Secret, UnitsWord
 
 
-class ResourceIn(Strict):
-    name: OutsideName
-    domain: Name
-
-    def draft(self) -> ResourceDraft:
-        return ResourceDraft(name=self.name, domain=self.domain)
-
-
-class ProgrammeMapIn(Strict):
-    """`default_units` of power without units (empty: such events are refused); `has_fallback`: the subscribed import
-    capacity binds while the server is silent and no limit is left."""
-
-    external_id: ObjectId
-    programme: Name
-    default_units: UnitsWord = "KW"
-    is_shed_negative: bool = False
-    is_test: bool = False
-    test_marker: Annotated[Text, Field(max_length=50)] = ""
-    has_fallback: bool = False
-
-    def draft(self) -> ProgrammeMap:
-        return ProgrammeMap(**self.model_dump())
-
-
-class ConnectionTry(Strict):
-    """`client_secret` may be left out where one is stored and no address changes."""
-
-    name: AddressName
-    base_url: Address
-    protocol: ProtocolWord = "3.1.0"
-    token_url: Address = ""
-    client_id: Annotated[Name, Field(max_length=200)]
-    client_secret: Secret | None = None
-    scope: Annotated[Text, Field(max_length=200)] = ""
-    ven_name: OutsideName
-    domain: Name
-    poll_s: Annotated[int, Field(ge=LEAST_POLL_S, le=LONGEST_POLL_S)] = 60
-    silent_after_s: Annotated[int, Field(ge=LEAST_POLL_S, le=MOST_SILENT_S)] = 300
-    is_enabled: bool = False
-    resources: Annotated[list[ResourceIn], Field(max_length=MOST_PARTS)] = []
-    programmes: Annotated[list[ProgrammeMapIn], Field(max_length=MOST_PARTS)] = []
-
-    def draft(self) -> ConnectionDraft:
-        plain = ConnectionTry.model_fields.keys() - {"resources", "programmes"}
-        return ConnectionDraft(
-            **{name: getattr(self, name) for name in plain},
-            resources=tuple(one.draft() for one in self.resources),
-            programmes=tuple(one.draft() for one in self.programmes),
-        )
-
-
-class ConnectionTryIn(ConnectionTry):
+class ConnectionTryIn(ConnectionSpec):
     """`connection`: whose stored secret is used where none is sent."""
 
     connection: Name | None = None
 
 
-class ConnectionIn(ConnectionTry):
+class ConnectionIn(ConnectionSpec):
     client_secret: Secret
     reason: Reason = ""
 
 
-class ConnectionPut(ConnectionTry):
+class ConnectionPut(ConnectionSpec):
     version: Version
     reason: Reason = ""
 

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
-from django.db.models import Count, Prefetch, Q, QuerySet
+from django.db.models import Case, Count, Prefetch, Q, QuerySet, When
 from pydantic import TypeAdapter, ValidationError
 
 from apps.core.errors import NotFound
+from apps.power import response_selectors
+from apps.power.models import DemandResponseEvent
 from apps.power.openadr.client import Settings
 from apps.power.openadr.signals import Signal
 from apps.power.openadr.wire import Version
@@ -40,6 +42,25 @@ def connection_named(name: str) -> VtnConnection:
 def vtn_events(connection: VtnConnection) -> QuerySet[VtnEvent]:
     """Events that it listed, any order, with what became of them here."""
     return connection.vtn_events.prefetch_related("announcements__event__domain")
+
+
+def latest_events() -> QuerySet[VtnEvent]:
+    """Events of all connections: first those in trouble, then those that are listed, the latest first."""
+    is_troubled = Case(When(~Q(trouble=Trouble.NONE) & Q(gone_at=None), then=0), default=1)
+    is_gone = Case(When(gone_at=None, then=0), default=1)
+    return VtnEvent.objects.select_related("connection").order_by(
+        is_troubled, is_gone, "-first_listed_at", "-pk"
+    )
+
+
+def announced_by(vtn_event_ids: Sequence[int]) -> QuerySet[DemandResponseEvent]:
+    """Events of ours that these became, the earliest first."""
+    return (
+        response_selectors.events()
+        .filter(vtn_announcement__vtn_event__in=vtn_event_ids)
+        .select_related("vtn_announcement")
+        .order_by("start_at", "pk")
+    )
 
 
 def settings_of(connection: VtnConnection) -> Settings:
