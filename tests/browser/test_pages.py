@@ -33,6 +33,8 @@ def paths(site: Site) -> dict[str, str]:
         "node": f"/nodes/{f.nodes[0].name}/",
         "moves": "/moves/",
         "node failed": f"/nodes/{f.nodes[7].name}/",
+        "openadr": "/power/openadr/",
+        "openadr new": "/power/openadr/new/",
         "reservations": "/reservations/",
         "reservation new": "/reservations/new/",
         "quotas": "/quotas/",

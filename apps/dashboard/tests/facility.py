@@ -6,11 +6,12 @@ from decimal import Decimal
 from typing import Any
 
 from apps.inventory import services as inventory
-from apps.inventory.models import Backend, DomainKind, Node
+from apps.inventory.models import AcceleratorType, Backend, Domain, DomainKind, Node
 from apps.jobs import services as jobs
 from apps.jobs.models import Job
 from apps.jobs.spec import JobRequest
 from apps.power.models import PowerLimit, PowerReading
+from apps.power.openadr_models import VtnConnection, VtnEvent
 from apps.reservations import services as reservations
 from apps.scheduling.models import ForecastOutcome, LineBasis, Pass, Reason, UtilizationSample
 from apps.teams import services as teams
@@ -253,8 +254,7 @@ def _records(made: dict[str, Job], at: datetime) -> None:
             foretold_start_at=at + timedelta(minutes=5),
             started_at=at + timedelta(minutes=minutes),
         )
-    from apps.inventory.models import AcceleratorType, Domain
-
+    _grid(at)
     hall, h100 = Domain.objects.get(name="Hall A"), AcceleratorType.objects.get(name="H100")
     for minute in range(0, 30, 5):
         then = at + timedelta(minutes=minute)
@@ -269,3 +269,31 @@ def _records(made: dict[str, Job], at: datetime) -> None:
             left_free=40.0,
             of_no_use=8.0,
         )
+
+
+def _grid(at: datetime) -> None:
+    """A server of the grid that has gone silent, with an event that nobody can take as it is."""
+    hall = Domain.objects.get(name="Hall A")
+    made = VtnConnection.objects.create(
+        name="Utility",
+        base_url="https://vtn.utility.example/" + "openadr3/" * 12 + "3.1.0",
+        client_id="hall-a",
+        sealed_secret="sealed",
+        ven_name="hall-a",
+        domain=hall,
+        is_enabled=True,
+        created_at=at,
+        listed_at=at,
+        last_error="The VTN answered GET /events with 503: " + "unavailable" * 12,
+        n_failures=3,
+        silent_since_at=at,
+        notes=["e9: reportDescriptors[0].frequency must be at least -1"],
+    )
+    VtnEvent.objects.create(
+        connection=made,
+        external_id="e" * 128,
+        name=UNKIND,
+        first_listed_at=at,
+        trouble="needs_person",
+        trouble_text="The target leaves 500 W of IT load; with all work paused the domain draws 58800 W.",
+    )
