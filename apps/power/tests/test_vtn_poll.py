@@ -46,6 +46,18 @@ def limits(hall):
     return programme("limits", target_kind="limit_to", min_duration_s=900, max_duration_s=86_400)
 
 
+@pytest.fixture
+def responder():
+    asked = []
+
+    def note(event_id, at):
+        asked.append(event_id)
+
+    auto_response.register(note)
+    yield asked
+    auto_response.unregister(note)
+
+
 def draft(vtn, **changes):
     usual = {
         "name": "utility",
@@ -420,6 +432,69 @@ def test_an_event_for_a_resource_is_for_its_domain(vtn, hall, limits):
     assert "several resources" in made.vtn_events.get(external_id="e2").trouble_text
 
 
+def test_an_emergency_with_a_target_is_one_and_goes_to_whoever_may_act(vtn, connection, limits, responder):
+    limits.emergency_policy = "caps"
+    limits.save()
+    vtn.events = [
+        event(
+            intervals=[
+                interval(payload("IMPORT_CAPACITY_LIMIT", 400), payload("ALERT_GRID_EMERGENCY", "Now"))
+            ]
+        )
+    ]
+    listen(connection)
+
+    (made,) = ours()
+    assert (made.is_emergency, made.value) == (True, 400e3)
+    assert responder == [made.pk]
+
+
+def remap(connection, vtn, **changes):
+    services.update_connection(
+        connection_id=connection.pk,
+        draft=draft(vtn, client_secret=None, **changes),
+        version=connection.version,
+        actor=None,
+        at=NOW,
+    )
+    connection.refresh_from_db()
+
+
+def test_another_programme_or_domain_makes_another_event_and_takes_the_first_back(vtn, connection, hall):
+    vtn.events = [event()]
+    listen(connection)
+    programme("other", target_kind="limit_to", min_duration_s=900)
+    domain("row", "row", parent=hall)
+    remap(connection, vtn, programmes=(ProgrammeMap(external_id="p1", programme="other"),))
+    listen(connection, 1)
+    remap(connection, vtn, domain="row", programmes=(ProgrammeMap(external_id="p1", programme="other"),))
+    listen(connection, 2)
+
+    found = DemandResponseEvent.objects.order_by("pk")
+    assert [(one.programme.name, one.domain.name, one.outcome) for one in found] == [
+        ("limits", "hall", "cancelled"),
+        ("other", "hall", "cancelled"),
+        ("other", "row", ""),
+    ]
+
+
+def test_of_what_is_not_asked_for_any_more_nothing_is_concluded(vtn, connection):
+    vtn.events = [event()]
+    listen(connection)
+    remap(connection, vtn, programmes=())
+    listen(connection, 1)
+    remap(connection, vtn)
+    listen(connection, 2)
+
+    assert [(one.outcome, one.version) for one in ours()] == [("", 1)]
+
+
+def test_a_server_that_is_busy_says_when_to_come_back(vtn, connection):
+    vtn.misbehave["/programs"] = lambda handler: handler.say(429, {}, headers={"Retry-After": "600"})
+    listen(connection)
+    assert connection.next_poll_at == NOW + timedelta(seconds=600)
+
+
 # Kills, races, order.
 
 
@@ -501,18 +576,6 @@ def test_a_flood_of_events_stops_at_a_bound(vtn, connection, monkeypatch):
 
 
 # Answers.
-
-
-@pytest.fixture
-def responder():
-    asked = []
-
-    def note(event_id, at):
-        asked.append(event_id)
-
-    auto_response.register(note)
-    yield asked
-    auto_response.unregister(note)
 
 
 def test_nothing_is_handed_on_unless_the_programme_says_so(vtn, connection, responder):

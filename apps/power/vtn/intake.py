@@ -105,7 +105,11 @@ def steps_for(
     """
     asks = asks_of(signal, rule.programme, since=since, at=at)
     open_ones = [one for one in known if one.withdrawn_at is None and one.event.end_at > at]
-    pairs, left = _matched(asks, open_ones)
+    # Another programme or domain by now is another event: one cannot be made the other.
+    place = (rule.programme_id, domain)
+    mine = [one for one in open_ones if (one.event.programme_id, one.event.domain.name) == place]
+    pairs, left = _matched(asks, mine)
+    left += [one for one in open_ones if one not in mine]
     told = []
     for ask, one in pairs:
         if one is not None and _is_given_up(one.event):

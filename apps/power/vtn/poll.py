@@ -102,7 +102,7 @@ class _Run:
 
     connection: VtnConnection
     rows: dict[str, VtnEvent]
-    announcements: dict[int, list[VtnAnnouncement]]
+    announcements: dict[int, list[VtnAnnouncement]]  # those that are open, by event; 0: fallbacks
     at: datetime
     n_audited: int = 0
     n_told: int = 0
@@ -121,10 +121,10 @@ class _Run:
         connection = selectors.connections().get(pk=connection_id)
         rows = {row.external_id: row for row in connection.vtn_events.all()}
         announcements: dict[int, list[VtnAnnouncement]] = defaultdict(list)
-        for one in connection.announcements.select_related("event__domain", "event__programme"):
+        told_before = connection.announcements.select_related("event__domain", "event__programme")
+        for one in told_before.filter(withdrawn_at=None, event__end_at__gt=at):
             announcements[one.vtn_event_id or 0].append(one)
-        since = at - timedelta(hours=1)
-        n_told = sum(one.heard_at > since for group in announcements.values() for one in group)
+        n_told = connection.announcements.filter(heard_at__gt=at - timedelta(hours=1)).count()
         return cls(connection, rows, announcements, at, n_told=n_told)
 
     # A listing that came ------------------------------------------------------------------------------------------
@@ -145,7 +145,8 @@ class _Run:
             },
         )
         reading = self._ours(reading)
-        changes = compare(known, reading)
+        # Without a programme nothing was asked for, and nothing can be missing.
+        changes = compare(known, reading) if mapped else Changes(kept=tuple(known.values()))
         versions = {signal.external_id: signal.modified_at for signal in reading.signals}
         news = (*changes.new, *(after for _, after in changes.changed))
         for signal in (*news, *changes.unchanged):
@@ -266,8 +267,7 @@ class _Run:
         """Announce one stretch, or change it; a refusal leaves what is in force as it is."""
         if tell.known is None and self.n_told >= MOST_TOLD:
             return Trouble.NEEDS_PERSON, f"The VTN asked for more than {MOST_TOLD} events in an hour."
-        n_before = len(self.announcements[row.pk])
-        key = tell.known.key if tell.known else f"vtn{self.connection.pk}.{row.external_id}.{n_before}"
+        key = tell.known.key if tell.known else _key(self.connection, row)
         is_accepted = row.accepted_fingerprint == signal.fingerprint
         try:
             with transaction.atomic():
@@ -456,7 +456,7 @@ class _Run:
             external_version=1,
             reason="The VTN is silent: the subscribed import capacity is the limit.",
         )
-        key = f"vtn{self.connection.pk}.fallback.{len(self.announcements[0])}"
+        key = _key(self.connection, None)
         with transaction.atomic():
             self._hold()
             try:
@@ -508,6 +508,13 @@ class _Run:
             reason=reason,
             data=data,
         )
+
+
+def _key(connection: VtnConnection, row: VtnEvent | None) -> str:
+    """External id of the next event of ours: no other of this VTN had it or will have it."""
+    n_before = connection.announcements.filter(vtn_event=row).count()
+    what = "fallback" if row is None else f"{row.external_id}.{row.pk}"
+    return f"vtn{connection.pk}.{what}.{n_before}"
 
 
 def _may_be_unseen(event: DemandResponseEvent) -> bool:
