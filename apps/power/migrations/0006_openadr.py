@@ -7,7 +7,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('inventory', '0004_health_seen'),
-        ('power', '0002_demand_response'),
+        ('power', '0005_telemetry'),
     ]
 
     operations = [
