@@ -670,3 +670,11 @@ class JobPowerModel(models.Model):
             ),
         ]
         indexes = [models.Index(fields=["updated_at"], name="power_model_by_age")]
+
+
+class PowerHold(models.Model):
+    """A domain in which nothing starts for now, because too little is known of what it draws."""
+
+    domain = models.OneToOneField(Domain, models.CASCADE, primary_key=True, related_name="power_hold")
+    since_at = models.DateTimeField()
+    why = models.CharField(max_length=300)

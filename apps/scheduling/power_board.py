@@ -269,7 +269,7 @@ WHERE node.power_id IS NOT NULL GROUP BY node.power_id
 """
 _PARTS: Final = """
 SELECT node.power_id, allocation.job_id, sum(placement.peak_w), sum(claimed.share), sum(claimed.most_w),
-    min(kind.idle_w)
+    min(kind.idle_w), max(kind.tdp_w)
 FROM jobs_placement placement
 JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id AND allocation.ended_at IS NULL
 JOIN inventory_node node ON node.id = placement.node_id
@@ -281,14 +281,12 @@ CROSS JOIN LATERAL (
 ) claimed
 WHERE node.power_id = ANY(%s) GROUP BY node.power_id, allocation.job_id
 """
-# The last cap of a job that whoever sets it said is in force; while its lease runs it is, whoever is silent.
+# The cap that whoever sets it said is in force, and when it was last heard of; one that is only written down is none.
 _ACKS: Final = """
-SELECT DISTINCT ON (job_id) job_id, (after->>'cap_w')::float8,
-    CASE WHEN lease_until_at > %s THEN 0 ELSE extract(epoch FROM %s - state_since_at)::float8 END
-FROM power_curtailmentaction
-WHERE job_id = ANY(%s) AND lever = 'cap' AND state IN ('acked', 'verified')
-    AND jsonb_typeof(after->'cap_w') = 'number'
-ORDER BY job_id, id DESC
+SELECT allocation.job_id, cap.observed_share, extract(epoch FROM %s - cap.observed_at)::float8
+FROM jobs_powercap cap JOIN jobs_allocation allocation ON allocation.id = cap.allocation_id
+WHERE allocation.job_id = ANY(%s) AND allocation.ended_at IS NULL AND NOT cap.is_recorded
+    AND cap.observed_share IS NOT NULL
 """
 
 
@@ -326,12 +324,12 @@ def _parts(domain_ids: Sequence[int], at: datetime) -> list[tuple[int, Part]]:
         cursor.execute(_PARTS, [list(domain_ids)])
         rows = cursor.fetchall()
         job_ids = sorted({row[1] for row in rows})
-        cursor.execute(_ACKS, [at, at, job_ids])
-        acks = {job_id: (cap_w, age_s) for job_id, cap_w, age_s in cursor.fetchall()}
+        cursor.execute(_ACKS, [at, job_ids])
+        acks = {job_id: (cap_share, age_s) for job_id, cap_share, age_s in cursor.fetchall()}
     found = []
-    for domain_id, job_id, peak_w, share, most_w, idle_w in rows:
-        cap_w, age_s = acks.get(job_id, (None, inf))
-        capped_w = None if cap_w is None else max(0.0, cap_w - idle_w) * share
+    for domain_id, job_id, peak_w, share, most_w, idle_w, tdp_w in rows:
+        cap_share, age_s = acks.get(job_id, (None, inf))
+        capped_w = None if cap_share is None else max(0.0, cap_share * tdp_w - idle_w) * share
         found.append((domain_id, Part(job_id, peak_w, most_w, capped_w, age_s)))
     return found
 

@@ -26,17 +26,22 @@ from apps.jobs.lifecycle import State
 from apps.jobs.models import Job, PowerCap
 from apps.power.curtailment.facts import Lever
 from apps.power.models import (
+    MODELLED,
     ActionState,
     CurtailmentAction,
     DemandResponseEvent,
     OverrideKind,
     PlanState,
     PowerController,
+    PowerHold,
+    PowerReading,
 )
 from apps.power.plan_services import ActionReport, record_action_states
+from apps.power.readings import EXPECTED_FOR
 from apps.power.response import Load, limit_it_w
 from apps.power.response_selectors import events, loads_of, response_of, unanswered
 from apps.power.response_services import freeze_reference, settle_release
+from apps.power.telemetry.facts import How, Quality
 from apps.scheduling.response import services
 from apps.scheduling.response.deciding import base_share_of, domain_w
 from apps.scheduling.response.limits import binds_until, in_force, rise_limits_w
@@ -113,11 +118,14 @@ def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
         _respond(at)
     actions = services.open_actions()
     live = in_force(at)
+    site = read_site(at) if _is_metered(at) else None
+    if site is not None:
+        _hold(site, at)
     held = PowerCap.objects.filter(allocation__ended_at=None, desired_share__lt=1.0)
     if not actions and not live and not held.exists():
         _settle_tests(fence, at)
         return done
-    control = _Control(fence, at, actions, live, done)
+    control = _Control(fence, at, actions, live, done, site or read_site(at))
     control.note_what_became()
     if not is_stopped:
         control.lower()
@@ -129,6 +137,31 @@ def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
     control.close()
     _settle_tests(fence, at)
     return done
+
+
+def _is_metered(at: datetime) -> bool:
+    """Whether meters are expected to speak, or something is held since they were."""
+    metered = PowerReading.objects.exclude(source=MODELLED).filter(at__gte=at - EXPECTED_FOR)
+    return metered.exists() or PowerHold.objects.exists()
+
+
+@transaction.atomic
+def _hold(site: Site, at: datetime) -> None:
+    """Keep in which domains nothing may start, because too little is known of what they draw."""
+    there = {hold.domain_id: hold for hold in PowerHold.objects.select_related("domain")}
+    for domain_id, why in site.held.items():
+        if domain_id not in there:
+            PowerHold.objects.get_or_create(domain_id=domain_id, defaults={"since_at": at, "why": why})
+            _tell_hold("power.limit_held", domain_id, site.domains[domain_id].name, at, why)
+    for domain_id, hold in there.items():
+        if domain_id not in site.held:
+            name = hold.domain.name
+            hold.delete()
+            _tell_hold("power.limit_freed", domain_id, name, at, "Its meters are heard of again.")
+
+
+def _tell_hold(kind: str, domain_id: int, name: str, at: datetime, reason: str) -> None:
+    record(kind, subject_kind="domain", subject_id=domain_id, subject_name=name, at=at, reason=reason)
 
 
 def _freeze(at: datetime) -> None:
@@ -159,11 +192,12 @@ class _Control:
         actions: Sequence[CurtailmentAction],
         live: Sequence[DemandResponseEvent],
         done: Look,
+        site: Site,
     ) -> None:
         self.fence, self.at, self.done = fence, at, done
         self.actions, self.live = list(actions), {event.pk: event for event in live}
         self._forget()
-        self.read()
+        self._see(site)
 
     def _forget(self) -> None:
         """What follows from the actions is worked out anew."""
@@ -171,8 +205,11 @@ class _Control:
         self._bridged: dict[int, bool] = {}
 
     def read(self) -> None:
-        """See what runs, and how far each action has come."""
-        self.site: Site = read_site(self.at)
+        """See anew what runs."""
+        self._see(read_site(self.at))
+
+    def _see(self, site: Site) -> None:
+        self.site = site
         self.job_of: Mapping[int, RunningJob] = {job.allocation_id: job for job in self.site.jobs}
         said = services.overridden(self.site, self.at)
         self.kept, self.released = said[OverrideKind.HOLD], said[OverrideKind.RELEASE]
@@ -384,7 +421,13 @@ class _Control:
         return self._drawn_w(event) - under_way > target_w * (1 + _OVER_SHARE) + 1.0
 
     def _drawn_w(self, event: DemandResponseEvent) -> float:
-        """By its meter, if that has said something since the last thing was done; by the model otherwise."""
+        """By its meter, if that has said something since the last thing was done; by the model otherwise.
+
+        While the meter is silent the worst that is known counts.
+        """
+        bound = self.site.bounds.get(event.domain_id)
+        if bound is not None and bound.quality is not Quality.OK and bound.how is not How.RESERVED:
+            return domain_w(self.site, event.domain_id)
         reading = self.site.readings.get(event.domain_id)
         last_at = max((a.state_since_at for a in self.actions), default=None)
         if reading is not None and (last_at is None or reading.at >= last_at + SETTLED_AFTER):

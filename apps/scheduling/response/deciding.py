@@ -1,7 +1,7 @@
 """From a site and an event to a plan: who is slowed, who is paused, when, and what that leaves missing. No writes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from json import dumps
@@ -26,9 +26,12 @@ from apps.power.models import DemandResponseEvent
 from apps.power.plan_services import ActionDraft, PlanDraft
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import response_of
-from apps.scheduling.response.site import DECLARED, RunningJob, Site
+from apps.scheduling.response.site import TDP_DERIVED, RunningJob, Site
 
 MARGIN_S: Final = 15.0  # a command waits for the next look of whoever controls, and for its answer
+ASSUMED_SHARE: Final = (
+    0.5  # of what a job would shed by its type alone, where nothing was declared or measured
+)
 MOST_LISTED: Final = 500
 _CURVE_POINTS: Final = 40
 _LEVERS: Final = frozenset({Lever.CAP.value, Lever.PAUSE.value, Lever.STOP.value})
@@ -74,23 +77,31 @@ class Held:
     Attributes:
         share_of: By allocation, the lowest cap that other events ask for.
         mine: By allocation, the cap that this event's own plan asks for.
-        paused: Actions of this event's own plan that paused a job which still waits for its end.
+        carried: Actions of this event's own plan that stay as they are: jobs that are paused, and those of which
+            nothing new is asked.
         deaf: Allocations that this event's plan asked something of, and that did not do it.
         left_alone: Allocations that operators keep out of every plan.
         kept: Allocations that operators keep as they are.
+        unseen: Allocations of which nothing is heard.
     """
 
     share_of: Mapping[int, float] = field(default_factory=dict)
     mine: Mapping[int, float] = field(default_factory=dict)
-    paused: Sequence[ActionDraft] = ()
+    carried: Sequence[ActionDraft] = ()
     deaf: frozenset[int] = frozenset()
     left_alone: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
+    unseen: frozenset[int] = frozenset()
+
+    @property
+    def as_they_are(self) -> frozenset[int]:
+        """Allocations that draw what they draw, whatever a plan would ask of them."""
+        return self.deaf | self.kept | self.unseen
 
     @property
     def untouched(self) -> frozenset[int]:
-        """Allocations of which nothing is asked."""
-        return self.deaf | self.left_alone | self.kept
+        """Allocations of which nothing new is asked."""
+        return self.as_they_are | self.left_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +151,7 @@ def decide(
         if not n:
             continue
         base_share = min(base_share_of(job), held.share_of.get(job.allocation_id, 1.0))
-        if job.allocation_id in held.kept:
+        if job.allocation_id in held.as_they_are:
             base_share = job.share
         base_w += (job.device_w(base_share) - job.device_w()) * n
         candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held, at_least_mine))
@@ -226,11 +237,20 @@ def _candidate(
         for option in whole.options
         if option.lever is Lever.NONE or (option.lever.value in wish.levers and _is_open(job, option))
     )
+    if job.draw_source == TDP_DERIVED and site.metered_w(event.domain_id) is not None:
+        # Nobody knows what it draws, and a meter will tell: half of what the type could shed is counted on.
+        options = tuple(_discounted(option) for option in options)
     if at_least_mine and mine is not None:
         options = tuple(
             o for o in options if o.lever in HARD or (o.lever is Lever.CAP and o.cap <= mine + 1e-9)
         )
     return Candidate(job.allocation_id, job.tier, job.n_devices, options or alone.options)
+
+
+def _discounted(option: Option) -> Option:
+    return replace(
+        option, shed_uw=tuple((limit, int(watts * ASSUMED_SHARE)) for limit, watts in option.shed_uw)
+    )
 
 
 def _is_open(job: RunningJob, option: Option) -> bool:
@@ -258,7 +278,8 @@ def _draft(
     k = domain.meter.k
     by_id = {job.allocation_id: job for job in jobs}
     lost_s = sum(option.lost_ms for option in decided.lasting.chosen(decided.problem).values()) / 1000
-    kept_w = sum(action.expected_w for action in held.paused)
+    kept_w = sum(action.expected_w for action in held.carried)
+    kept_caps = [action.expected_w for action in held.carried if action.lever == Lever.CAP]
     lasting = decided.lasting.chosen(decided.problem)
     shed_w = sum(option.total_uw for option in lasting.values()) / MICRO
     short_w = decided.lasting.short_uw[0] / MICRO
@@ -269,7 +290,7 @@ def _draft(
             if _breaks(by_id[allocation_id], option)
         }
     )
-    actions = [*held.paused, *(_action(step, by_id[step.job_id], held, at) for step in decided.steps)]
+    actions = [*held.carried, *(_action(step, by_id[step.job_id], held, at) for step in decided.steps)]
     achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
     rows = [_row(step, by_id[step.job_id], event, at) for step in decided.steps if not step.is_bridge]
     rows.sort(key=lambda row: (-row["lost_device_s"], row["job_id"]))
@@ -289,10 +310,11 @@ def _draft(
         "fixed_w": domain.meter.fixed_w,
         "method": decided.lasting.method,
         "gap": round(decided.lasting.gap, 6),
-        "n_capped": sum(1 for option in lasting.values() if option.lever is Lever.CAP),
-        "n_paused": sum(1 for option in lasting.values() if option.lever in HARD) + len(held.paused),
-        "capped_w": round(_shed_by(lasting, (Lever.CAP,)), 3),
-        "paused_w": round(_shed_by(lasting, HARD) + kept_w, 3),
+        "n_capped": sum(option.lever is Lever.CAP for option in lasting.values()) + len(kept_caps),
+        "n_paused": sum(option.lever in HARD for option in lasting.values())
+        + (len(held.carried) - len(kept_caps)),
+        "capped_w": round(_shed_by(lasting, (Lever.CAP,)) + sum(kept_caps), 3),
+        "paused_w": round(_shed_by(lasting, HARD) + kept_w - sum(kept_caps), 3),
         "deferred_device_s": round(_deferred_s(decided, by_id, event, at), 3),
         "is_bridged": decided.at_start is not decided.lasting,
         "binding": _binding(domain.name, jobs, short_w),
@@ -363,7 +385,7 @@ def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) 
         else round(job.at_risk_s, 1),
         "issue_at": (at + timedelta(seconds=step.issue_s)).isoformat(),
         "is_breach": _breaks(job, option),
-        "is_assumed": job.draw_source != DECLARED,
+        "is_assumed": job.draw_source == TDP_DERIVED,
     }
 
 

@@ -14,7 +14,13 @@ from typing import Final
 from django.db.models import Exists, OuterRef, Q
 
 from apps.power.curtailment.facts import Lever
-from apps.power.models import LONGEST_RECOVERY_S, ActionState, CurtailmentAction, DemandResponseEvent
+from apps.power.models import (
+    LONGEST_RECOVERY_S,
+    ActionState,
+    CurtailmentAction,
+    DemandResponseEvent,
+    PowerHold,
+)
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import answered, meter_of, response_of
 
@@ -97,8 +103,10 @@ def _ramped_w(event: DemandResponseEvent, at: datetime) -> float:
 
 
 def start_limits_w(at: datetime) -> Mapping[int, float]:
-    """By domain id, what new work must fit under."""
-    return _tightest((bound.event.domain_id, bound.start_w) for bound in bounds(in_force(at), at))
+    """By domain id, what new work must fit under; nothing fits where too little is known of what is drawn."""
+    told = [(bound.event.domain_id, bound.start_w) for bound in bounds(in_force(at), at)]
+    told += [(domain_id, 0.0) for domain_id in PowerHold.objects.values_list("domain_id", flat=True)]
+    return _tightest(told)
 
 
 def rise_limits_w(at: datetime) -> Mapping[int, float]:

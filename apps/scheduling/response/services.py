@@ -1,7 +1,8 @@
 """Previews and commits plans for demand-response events. What is committed is carried out by `control`."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -263,33 +264,42 @@ def held_for(event: DemandResponseEvent, site: Site) -> Held:
     """What is in force or asked for, seen from one event."""
     share_of: dict[int, float] = defaultdict(lambda: 1.0)
     mine: dict[int, float] = defaultdict(lambda: 1.0)
-    paused = []
-    deaf = set()
-    there = {job.allocation_id for job in site.jobs}
+    own: list[CurtailmentAction] = []
     for row in open_actions():
         allocation_id = row.before.get("allocation_id", 0)
         is_mine = row.plan.event_id == event.pk
-        if row.lever == Lever.CAP:
-            if row.after.get("is_bridge") and is_mine:
-                continue
-            if is_mine and row.state == ActionState.FAILED:
-                deaf.add(allocation_id)
-                continue
+        if is_mine:
+            own.append(row)
+        if row.lever == Lever.CAP and row.state != ActionState.FAILED and not row.after.get("is_bridge"):
             held = mine if is_mine else share_of
             held[allocation_id] = min(held[allocation_id], row.after["share"])
-        elif is_mine and row.plan.state == PlanState.COMMITTED and allocation_id not in there:
-            paused.append(_draft(row))
-        elif is_mine and row.state == ActionState.FAILED:
-            deaf.add(allocation_id)
     said = overridden(site, site.at)
-    return Held(
+    found = Held(
         share_of=dict(share_of),
         mine=dict(mine),
-        paused=paused,
-        deaf=frozenset(deaf),
+        deaf=frozenset(r.before.get("allocation_id", 0) for r in own if r.state == ActionState.FAILED),
         left_alone=said[OverrideKind.EXEMPT] | said[OverrideKind.RELEASE],
         kept=said[OverrideKind.HOLD],
+        unseen=frozenset(job.allocation_id for job in site.jobs if job.job_id in site.unseen),
     )
+    return replace(found, carried=_carried(own, found, site))
+
+
+def _carried(own: Sequence[CurtailmentAction], held: Held, site: Site) -> tuple[ActionDraft, ...]:
+    """What an event's committed plan does that a new one takes over as it is."""
+    there = {job.allocation_id for job in site.jobs}
+    drafts = []
+    for row in own:
+        allocation_id = row.before.get("allocation_id", 0)
+        if row.plan.state != PlanState.COMMITTED or row.after.get("is_bridge"):
+            continue
+        is_paused = row.lever != Lever.CAP and allocation_id not in there
+        is_kept = row.lever == Lever.CAP and allocation_id in there and allocation_id in held.as_they_are
+        if is_paused or is_kept:
+            # What nobody has confirmed brings nothing that can be counted on.
+            expected_w = 0.0 if row.state == ActionState.FAILED else row.expected_w
+            drafts.append(replace(_draft(row), expected_w=expected_w))
+    return tuple(drafts)
 
 
 def overridden(site: Site, at: datetime) -> dict[str, frozenset[int]]:

@@ -19,11 +19,13 @@ from apps.inventory.models import Backend as ClusterKind
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Desired, PowerCap, StopCause
 from apps.power.curtailment.facts import Curve
-from apps.power.models import PowerLimit, PowerReading, ReadingQuality
+from apps.power.models import PowerLimit, PowerReading
 from apps.power.response import Meter
-from apps.power.selectors import FRESH, it_limit_w, latest_readings
+from apps.power.selectors import it_limit_w, latest_readings
+from apps.power.telemetry.facts import Bound, How, Quality
+from apps.scheduling.measured_power import Peaks
+from apps.scheduling.power_board import power_tree
 
-MODELLED: Final = "modelled"
 MEASURED, DECLARED, TDP_DERIVED = "measured", "declared", "tdp_derived"
 CAPPABLE: Final = frozenset({ClusterKind.LOCAL.value, ClusterKind.SIMULATED.value})
 # Caps that are looked at, from full power down to the lowest: fewer where there are many jobs to choose from, since
@@ -111,6 +113,9 @@ class Site:
     jobs: Sequence[RunningJob]
     rest_w: Mapping[int, float]  # by domain: nodes as if nothing ran on them
     readings: Mapping[int, PowerReading] = field(default_factory=dict)
+    bounds: Mapping[int, Bound] = field(default_factory=dict)  # by domain, where meters are expected
+    unseen: frozenset[int] = frozenset()  # jobs of which nothing is heard where a meter is silent
+    held: Mapping[int, str] = field(default_factory=dict)  # domains in which nothing may start, and why
 
     def devices_under(self, job: RunningJob, domain_id: int) -> float:
         """How many devices of a job lie under a domain."""
@@ -131,13 +136,9 @@ class Site:
         return drawn
 
     def metered_w(self, domain_id: int) -> float | None:
-        """What its meter says, as IT load; None where it has none, or none that is heard of and trusted."""
-        reading = self.readings.get(domain_id)
-        if reading is None or reading.source == MODELLED or reading.at < self.at - FRESH:
-            return None
-        if reading.quality not in (ReadingQuality.OK, ReadingQuality.ESTIMATED):
-            return None
-        return self.domains[domain_id].meter.it_w(reading.draw_w)
+        """What it draws at the most by its meter, or by what is known while that is silent; None: it has no meter."""
+        bound = self.bounds.get(domain_id)
+        return None if bound is None or bound.how is How.RESERVED else bound.load_w
 
 
 def read_site(at: datetime) -> Site:
@@ -147,6 +148,8 @@ def read_site(at: datetime) -> Site:
     n_steps = min(_MOST_STEPS, max(_LEAST_STEPS, _STEPS_IN_ALL // max(1, n_running)))
     kinds = {row.pk: _kind(row, n_steps) for row in AcceleratorType.objects.all()}
     chain, rest = _nodes(domains, kinds)
+    tree = power_tree(at)
+    seen = {branch.row.id: branch for branch in tree.branches if branch.bound.n_meters}
     return Site(
         at=at,
         domains=domains,
@@ -154,7 +157,27 @@ def read_site(at: datetime) -> Site:
         jobs=_jobs(kinds, at),
         rest_w=rest,
         readings=latest_readings(sorted(domains)),
+        bounds={domain_id: branch.bound for domain_id, branch in seen.items()},
+        unseen=tree.picture.unseen_jobs,
+        held={
+            domain_id: _why_held(branch.bound) for domain_id, branch in seen.items() if _is_dark(branch.bound)
+        },
     )
+
+
+def _is_dark(bound: Bound) -> bool:
+    """Whether too little is known of what a domain draws; that it draws too much is for others to mend."""
+    return bound.is_held and (bound.quality is not Quality.OK or bound.n_silent > 0)
+
+
+def _why_held(bound: Bound) -> str:
+    if bound.how is How.SIBLINGS:
+        return "Its meter is silent; what it draws is told from those beside it."
+    if bound.how is How.CAPS:
+        return "Its meter is silent; what it draws is told from the caps in force."
+    if bound.how is How.UNCAPPED:
+        return "Its meter is silent, and nothing says that caps hold."
+    return f"{bound.n_silent} of {bound.n_meters} meters in it are silent."
 
 
 def _domains() -> dict[int, PowerDomain]:
@@ -218,7 +241,7 @@ SELECT allocation.id, job.id, job.name, job.team_id, team.name, job.spec->'flexi
     allocation.desired_power_cap_share, allocation.desired_state, allocation.stop_cause,
     allocation.observed_started_at, cluster.id, cluster.backend, progress.checkpoint_at,
     placement.node_id, placement.group_index, node.accelerator_type_id, sum(claim.share)::float8,
-    bool_and(claim.share = 1)
+    bool_and(claim.share = 1), job.user_id
 FROM jobs_allocation allocation
 JOIN jobs_job job ON job.id = allocation.job_id
 JOIN teams_team team ON team.id = job.team_id
@@ -235,17 +258,26 @@ ORDER BY allocation.id, placement.id
 
 def _jobs(kinds: Mapping[int, Kind], at: datetime) -> list[RunningJob]:
     caps = {row.allocation_id: row for row in PowerCap.objects.filter(allocation__ended_at=None)}
+    peaks = Peaks()
     with connection.cursor() as cursor:
         cursor.execute(_JOBS)
         rows = cursor.fetchall()
+        peaks.read(cursor, at, anew=True)
     by_allocation: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         by_allocation[row[0]].append(row)
-    return [_job(parts, kinds, caps.get(allocation_id), at) for allocation_id, parts in by_allocation.items()]
+    return [
+        _job(parts, kinds, caps.get(allocation_id), peaks, at)
+        for allocation_id, parts in by_allocation.items()
+    ]
 
 
 def _job(
-    parts: Sequence[Sequence[Any]], kinds: Mapping[int, Kind], cap: PowerCap | None, at: datetime
+    parts: Sequence[Sequence[Any]],
+    kinds: Mapping[int, Kind],
+    cap: PowerCap | None,
+    peaks: Peaks,
+    at: datetime,
 ) -> RunningJob:
     (
         allocation_id, job_id, name, team_id, team, tier, checkpoint, groups, power_w, peak_w, lost_s, submitted_at,
@@ -271,6 +303,11 @@ def _job(
         drawn += n * natural_w
         peaked += n * (natural_w if most_w is None else min(float(most_w), kind.tdp_w))
         n_all += n
+    draw_w, peak_each_w, source = drawn / n_all, peaked / n_all, DECLARED if is_declared else TDP_DERIVED
+    measured = peaks.of(job_id, parts[0][25], name).get(kind.id)
+    # Of a job with several sorts of replicas nobody knows whose draw was seen.
+    if measured is not None and not (groups and len(groups) > 1):
+        draw_w, peak_each_w, source = min(measured[0], kind.tdp_w), min(measured[1], kind.tdp_w), MEASURED
     return RunningJob(
         allocation_id=allocation_id,
         job_id=job_id,
@@ -280,9 +317,9 @@ def _job(
         tier=int(tier),
         kind=kind,
         cluster_id=cluster_id,
-        draw_w=drawn / n_all,
-        peak_w=peaked / n_all,
-        draw_source=DECLARED if is_declared else TDP_DERIVED,
+        draw_w=draw_w,
+        peak_w=peak_each_w,
+        draw_source=source,
         share=share,
         is_whole=all(part[24] for part in parts),
         can_cap=backend in CAPPABLE,

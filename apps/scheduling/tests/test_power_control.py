@@ -8,10 +8,12 @@ from datetime import timedelta
 import pytest
 
 from apps.jobs.lifecycle import State
-from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent
+from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerHold
 from apps.power.override_services import add_override
 from apps.power.response_services import cancel_event
 from apps.scheduling.models import Pass, Reason
+from apps.scheduling.response import control
+from apps.scheduling.response.site import read_site
 from apps.scheduling.tests.response_hall import NOTICE, A, B, C, D, E, announce, clock, hall
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -184,3 +186,63 @@ def test_p07a_what_does_not_fit_under_an_event_waits_and_says_why():
     told = Reason.objects.get(job_id=scene.jobs["X"])
     assert told.code == "power"
     assert "hall has 1.2 kW left; it needs at least 1.6 kW" in told.sentence
+
+
+def dark_hall():
+    """P01 at 15:00, every rack with a meter of its own."""
+    scene = hall(has_racks=True)
+    event = announce(actor=scene.operator)
+    scene.commit(event, scene.preview(event))
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+    scene.meter(clock(15))
+    scene.at(clock(15))
+    return scene, event
+
+
+def test_p09a_a_silent_rack_is_told_from_its_siblings_and_nothing_starts_there():
+    scene, event = dark_hall()
+    for minute in range(1, 11):
+        scene.meter(clock(15, minute), silent="D")
+    plans = event.plans.count()
+    scene.submit("X", tier=0, at=clock(15, 10))
+    scene.at(clock(15, 10), plan=True)
+
+    site = read_site(clock(15, 10))
+    rack = next(domain for domain in site.domains.values() if domain.name == "rack D")
+    assert site.metered_w(rack.id) == pytest.approx(20.8e3)
+    assert {hold.domain.name for hold in PowerHold.objects.all()} == {"rack D"}
+    assert event.plans.count() == plans  # nothing is done to anybody
+    assert (scene.share(C), scene.share(D)) == (700.0, 400.0)
+    scene.meter(clock(15, 11))
+    scene.at(clock(15, 11))
+    assert not PowerHold.objects.exists()
+
+
+def test_p09b_with_the_hall_silent_too_the_caps_that_are_answered_for_bound_it():
+    scene, event = dark_hall()
+    for minute in range(1, 11):
+        scene.meter(clock(15, minute), silent="DH")
+        scene.at(clock(15, minute))
+
+    site = read_site(clock(15, 10))
+    assert site.metered_w(scene.domain.pk) == pytest.approx(113.2e3)
+    assert event.plans.filter(state="committed").get().number == 1
+    assert scene.domain.name in {hold.domain.name for hold in PowerHold.objects.select_related("domain")}
+
+
+def test_p09c_what_nobody_answers_for_counts_as_uncapped_and_others_make_up_for_it():
+    scene, event = dark_hall()
+    for minute in range(1, 11):
+        scene.meter(clock(15, minute), silent="DH")
+        control.look(at=clock(15, minute), who="one")  # and no agent is heard of
+    assert read_site(clock(15, 10)).metered_w(scene.domain.pk) == pytest.approx(122.8e3)
+    again = event.plans.filter(state="committed").get()
+    assert again.number > 1
+    assert {row["name"]: row["cap_w"] for row in again.plan["jobs"]} == {C: 500.0, B: 600.0}
+
+    scene.at(clock(15, 11))
+    assert (scene.share(B), scene.share(C), scene.share(D)) == (600.0, 500.0, 400.0)
+    assert scene.state(E) == State.PAUSED
+    scene.submit("X", tier=0, at=clock(15, 11))
+    scene.at(clock(15, 11) + timedelta(seconds=30), plan=True)
+    assert scene.state("X") == State.QUEUED

@@ -22,7 +22,7 @@ def scene() -> Hall:
             domain=made.domain,
             at=clock.now() - timedelta(minutes=minute),
             draw_w=132.4e3,
-            source="metered",
+            source="modelled",
         )
     return made
 
