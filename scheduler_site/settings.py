@@ -3,6 +3,7 @@
 DATABASE_URL        postgresql://user:password@host/name; without it, the embedded server under var/
 CELERY_BROKER_URL   Redis or RabbitMQ; without it, files under var/broker
 SECRET_KEY          without it, one is made and kept in var/secret-key
+SECRET_KEY_FALLBACKS  keys before it, parted by commas: what they signed and sealed is still read
 ALLOWED_HOSTS       host names, parted by commas; naming any also turns HTTPS on
 LONGEST_BODY        bytes of one REST body (2.5 MiB); LONGEST_BULK_BODY: of many things at once (16 MiB)
 SIGN_IN_FAILURES, PREVIEWS_PER_MINUTE, ...: how often somebody may try; see below
@@ -23,6 +24,7 @@ VAR_DIR = Path(os.environ.get("SWITCHYARD_VAR", BASE_DIR / "var")).resolve()
 
 DEBUG = environment.flag("DEBUG", False)
 SECRET_KEY = environment.secret_key(VAR_DIR)
+SECRET_KEY_FALLBACKS = environment.words("SECRET_KEY_FALLBACKS", [])
 ALLOWED_HOSTS = environment.words("ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
 CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS", [])
 

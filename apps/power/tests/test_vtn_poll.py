@@ -4,6 +4,7 @@ import logging
 from datetime import timedelta
 
 import pytest
+from django.db import connections
 
 from apps.events.models import Event
 from apps.inventory.tests.builders import domain
@@ -731,9 +732,27 @@ def test_the_secret_is_in_no_row_log_or_event(vtn, connection, caplog):
     assert SECRET not in repr(draft(vtn))
 
 
-def test_a_secret_that_the_key_does_not_open_is_said_and_nothing_is_asked(vtn, connection, settings):
-    settings.SECRET_KEY = "another"
+def test_a_secret_that_no_key_of_the_site_opens_is_said_and_nothing_is_asked(vtn, connection, settings):
+    before, settings.SECRET_KEY = settings.SECRET_KEY, "another"
     listen(connection)
     assert "enter it again" in connection.last_error
     assert vtn.asked == []
-    settings.SECRET_KEY_FALLBACKS = ["another"]
+
+    settings.SECRET_KEY_FALLBACKS = [before]
+    listen(connection, 1)
+    assert (connection.last_error, connection.listed_at) == ("", NOW + timedelta(minutes=1))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_second_worker_goes_home(vtn):
+    draw(domain("hall", "hall"), 900e3, NOW)
+    programme("limits", target_kind="limit_to", min_duration_s=900)
+    connect(vtn)
+    other = connections.create_connection("default")
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s)", [poll._LOCK])
+        assert poll.poll_due(at=NOW) == 0
+    finally:
+        other.close()
+    assert vtn.asked == []
