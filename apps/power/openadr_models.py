@@ -168,6 +168,9 @@ class VtnEvent(models.Model):
     trouble = models.CharField(max_length=20, choices=Trouble.choices, default=Trouble.NONE, blank=True)
     trouble_text = models.CharField(max_length=500, blank=True)
     trouble_fingerprint = models.CharField(max_length=64, blank=True, help_text="Of what was in trouble.")
+    is_acceptable = models.BooleanField(
+        default=False, help_text="It is acted on once a person says that it is meant."
+    )
     accepted_fingerprint = models.CharField(
         max_length=64, blank=True, help_text="Of the version that a person said is meant."
     )
@@ -184,6 +187,7 @@ class VtnEvent(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(trouble__in=Trouble.values)
+                & (Q(is_acceptable=False) | Q(trouble=Trouble.NEEDS_PERSON))
                 & (Q(trouble="", trouble_text="") | (~Q(trouble="") & ~Q(trouble_text=""))),
                 name="vtn_event_trouble_has_a_reason",
             ),

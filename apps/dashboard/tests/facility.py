@@ -295,5 +295,6 @@ def _grid(at: datetime) -> None:
         name=UNKIND,
         first_listed_at=at,
         trouble="needs_person",
+        is_acceptable=True,
         trouble_text="The target leaves 500 W of IT load; with all work paused the domain draws 58800 W.",
     )

@@ -15,7 +15,7 @@ from apps.core import clock
 from apps.core.errors import DomainError, Forbidden, InvalidInput, NotFound
 from apps.core.strict import faults_of
 from apps.dashboard.views.common import act, page, viewer_of
-from apps.power.openadr_models import Trouble, VtnConnection, VtnEvent
+from apps.power.openadr_models import VtnConnection, VtnEvent
 from apps.power.response_selectors import loads_of, phase_of_event, programmes
 from apps.power.selectors import power_domains
 from apps.power.vtn import selectors, services
@@ -93,7 +93,7 @@ def _event_rows(viewer: User, at: datetime) -> list[EventRow]:
         EventRow(
             one,
             by_event.get(one.pk, []),
-            may_accept and one.trouble == Trouble.NEEDS_PERSON and not one.gone_at,
+            may_accept and one.is_acceptable and not one.gone_at,
         )
         for one in found
     ]

@@ -140,7 +140,8 @@ class TriedOut(Out):
 
 
 class VtnEventOut(Out):
-    """`trouble`: why it, or its newest version, is not acted on. `events`: ours that it became."""
+    """`trouble`: why it, or its newest version, is not acted on; `is_acceptable`: an operator may say that it is meant.
+    `events`: ours that it became."""
 
     external_id: str
     programme: str
@@ -150,6 +151,7 @@ class VtnEventOut(Out):
     is_listed: bool
     trouble: Literal["refused", "needs_person"] | None
     trouble_text: str | None
+    is_acceptable: bool
     events: list[int]
 
     @classmethod
@@ -163,5 +165,6 @@ class VtnEventOut(Out):
             is_listed=row.gone_at is None,
             trouble=row.trouble or None,
             trouble_text=row.trouble_text or None,
+            is_acceptable=row.is_acceptable,
             events=sorted(one.event_id for one in row.announcements.all()),
         )

@@ -125,7 +125,7 @@ class ConnectionEventsView(APIView):
 class AcceptView(APIView):
     @extend_schema(
         summary="Say that an event is meant",
-        description="Operators, of an event in trouble `needs_person`; this version of it is then announced.",
+        description="Operators, of an event that `is_acceptable`; this version of it is then announced.",
         request=bodies.AcceptIn,
         responses=bodies.VtnEventOut,
     )

@@ -1,3 +1,4 @@
+"""Servers of OpenADR, what they said last, and what became of it."""
 
 import django.db.models.deletion
 from django.db import migrations, models
@@ -59,6 +60,7 @@ class Migration(migrations.Migration):
                 ('trouble', models.CharField(blank=True, choices=[('', 'none'), ('refused', 'cannot be what is meant'), ('needs_person', 'needs a person')], default='', max_length=20)),
                 ('trouble_text', models.CharField(blank=True, max_length=500)),
                 ('trouble_fingerprint', models.CharField(blank=True, help_text='Of what was in trouble.', max_length=64)),
+                ('is_acceptable', models.BooleanField(default=False, help_text='It is acted on once a person says that it is meant.')),
                 ('accepted_fingerprint', models.CharField(blank=True, help_text='Of the version that a person said is meant.', max_length=64)),
                 ('connection', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='vtn_events', to='power.vtnconnection')),
             ],
@@ -160,7 +162,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='vtnevent',
-            constraint=models.CheckConstraint(condition=models.Q(('trouble__in', ['', 'refused', 'needs_person']), models.Q(models.Q(('trouble', ''), ('trouble_text', '')), models.Q(models.Q(('trouble', ''), _negated=True), models.Q(('trouble_text', ''), _negated=True)), _connector='OR')), name='vtn_event_trouble_has_a_reason'),
+            constraint=models.CheckConstraint(condition=models.Q(('trouble__in', ['', 'refused', 'needs_person']), models.Q(('is_acceptable', False), ('trouble', 'needs_person'), _connector='OR'), models.Q(models.Q(('trouble', ''), ('trouble_text', '')), models.Q(models.Q(('trouble', ''), _negated=True), models.Q(('trouble_text', ''), _negated=True)), _connector='OR')), name='vtn_event_trouble_has_a_reason'),
         ),
         migrations.AddConstraint(
             model_name='vtnevent',

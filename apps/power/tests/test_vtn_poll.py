@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
+from apps.core.errors import DomainError
 from apps.events.models import Event
 from apps.inventory.tests.builders import domain
 from apps.power import auto_response, response_services
@@ -394,6 +395,10 @@ def test_an_emergency_without_a_target_calls_for_a_person(vtn, connection):
 
     assert ours() == []
     assert "emergency" in connection.vtn_events.get().trouble_text.lower()
+    with pytest.raises(DomainError, match="cannot be accepted"):
+        services.accept_event(
+            connection_id=connection.pk, external_id="e1", actor=person("olga", "operator"), at=NOW
+        )
 
 
 def test_who_opted_out_stays_out_whatever_the_vtn_changes(vtn, connection):

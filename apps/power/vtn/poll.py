@@ -96,6 +96,22 @@ def _listed(ven: Ven, settings: Settings) -> Sequence[object]:
     return ven.listing().events if settings.program_ids else ()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Snag:
+    """Why an event, or its newest version, is not acted on. Kind empty: it is.
+
+    Attributes:
+        is_acceptable: A person may say that it is meant, and then it is.
+    """
+
+    kind: str = Trouble.NONE
+    text: str = ""
+    is_acceptable: bool = False
+
+
+_NO_SNAG: Final = _Snag()
+
+
 @dataclass
 class _Run:
     """One poll, with what was known when it began."""
@@ -201,7 +217,7 @@ class _Run:
                 row = self._keep(row, signal)
             assert row is not None, "what is not new is kept"
             trouble = self._reconcile(row, signal, is_held=is_new_version)
-            self._note_trouble(row, signal.fingerprint, *trouble)
+            self._note_trouble(row, signal.fingerprint, trouble)
         self.rows[signal.external_id] = row
 
     def _go_on(self, signal: Signal) -> None:
@@ -221,23 +237,25 @@ class _Run:
         row.save()
         return row
 
-    def _reconcile(self, row: VtnEvent, signal: Signal, *, is_held: bool) -> tuple[str, str]:
+    def _reconcile(self, row: VtnEvent, signal: Signal, *, is_held: bool) -> _Snag:
         """Announce, change and withdraw what this signal makes necessary; the trouble there is with it."""
         rule = next(
             (one for one in self.connection.programmes.all() if one.external_id == signal.program_id), None
         )
         if rule is None:
-            return Trouble.NONE, ""  # what is in force for it goes on
+            return _NO_SNAG  # what is in force for it goes on
         domain = intake.domain_for(signal, self.connection)
         if domain is None:
-            return (
+            return _Snag(
                 Trouble.NEEDS_PERSON,
                 "It is meant for several resources at once, and does not say which share each.",
             )
         if signal.needs_person and row.accepted_fingerprint != signal.fingerprint:
-            return Trouble.NEEDS_PERSON, "What it asks is beyond what the programme may ask."
+            said = "What it asks is beyond what the programme may ask."
+            return _Snag(Trouble.NEEDS_PERSON, said, is_acceptable=True)
         if signal.is_emergency and signal.target_kind is None:
-            return Trouble.NEEDS_PERSON, f"An emergency without a target. {signal.advisory}".strip()[:500]
+            said = f"An emergency without a target. {signal.advisory}".strip()
+            return _Snag(Trouble.NEEDS_PERSON, said)
         steps = intake.steps_for(
             signal,
             rule=rule,
@@ -249,24 +267,25 @@ class _Run:
             at=self.at,
         )
         if not steps:
-            # What could not be told before cannot be left undone by now: it would be among the steps.
-            return Trouble.NONE, ""
+            # What could not be told before would be among the steps.
+            return _NO_SNAG
         if not is_held:
             self._hold()
         return self._carry_out(row, signal, steps)
 
-    def _carry_out(self, row: VtnEvent, signal: Signal, steps: Steps) -> tuple[str, str]:
-        trouble: tuple[str, str] = (Trouble.NONE, "")
+    def _carry_out(self, row: VtnEvent, signal: Signal, steps: Steps) -> _Snag:
+        trouble = _NO_SNAG
         for tell in steps.tell:
             trouble = max(trouble, self._tell(row, signal, tell))
         for one in steps.withdraw:
             self._withdraw(one, "The VTN asks for it no more.")
         return trouble
 
-    def _tell(self, row: VtnEvent, signal: Signal, tell: Tell) -> tuple[str, str]:
+    def _tell(self, row: VtnEvent, signal: Signal, tell: Tell) -> _Snag:
         """Announce one stretch, or change it; a refusal leaves what is in force as it is."""
         if tell.known is None and self.n_told >= MOST_TOLD:
-            return Trouble.NEEDS_PERSON, f"The VTN asked for more than {MOST_TOLD} events in an hour."
+            said = f"The VTN asked for more than {MOST_TOLD} events in an hour."
+            return _Snag(Trouble.NEEDS_PERSON, said)
         key = tell.known.key if tell.known else _key(self.connection, row)
         is_accepted = row.accepted_fingerprint == signal.fingerprint
         try:
@@ -278,13 +297,14 @@ class _Run:
                     is_below_floor_confirmed=is_accepted,
                 )
         except EventClosed:
-            return Trouble.NONE, ""  # a person was quicker
+            return _NO_SNAG  # a person was quicker
         except (TargetBelowFloor, NoReference) as refusal:
-            return Trouble.NEEDS_PERSON, refusal.message[:500]
+            is_bound = isinstance(refusal, TargetBelowFloor)
+            return _Snag(Trouble.NEEDS_PERSON, refusal.message, is_acceptable=is_bound)
         except DomainError as refusal:
-            return Trouble.REFUSED, refusal.message[:500]
+            return _Snag(Trouble.REFUSED, refusal.message)
         self._note_told(row, tell, key, event)
-        return Trouble.NONE, ""
+        return _NO_SNAG
 
     def _note_told(self, row: VtnEvent | None, tell: Tell, key: str, event: DemandResponseEvent) -> None:
         one = tell.known
@@ -318,7 +338,7 @@ class _Run:
                     self._withdraw(one, reason)
             row.gone_at = self.at
             row.modified_at = max(filter(None, (row.modified_at, seen_at)))
-            row.trouble, row.trouble_text = Trouble.NONE, ""
+            row.trouble, row.trouble_text, row.is_acceptable = Trouble.NONE, "", False
             row.save()
 
     # Trouble --------------------------------------------------------------------------------------------------------
@@ -340,21 +360,21 @@ class _Run:
                         connection=self.connection, external_id=name, first_listed_at=self.at
                     )
                     self.rows[name] = row
-                self._note_trouble(row, intake.text_digest(text), Trouble.REFUSED, text)
+                self._note_trouble(row, intake.text_digest(text), _Snag(Trouble.REFUSED, text))
         listed = {signal.external_id for signal in reading.signals} | said.keys()
         never = [row.pk for name, row in self.rows.items() if row.signal is None and name not in listed]
         if never:
             VtnEvent.objects.filter(pk__in=never).delete()
 
-    def _note_trouble(self, row: VtnEvent, fingerprint: str, kind: str, text: str) -> None:
+    def _note_trouble(self, row: VtnEvent, fingerprint: str, snag: _Snag) -> None:
         """Write trouble down; in the log once for each version of the event."""
-        text = told(text)[:500]
-        is_news = kind and (row.trouble, row.trouble_fingerprint) != (kind, fingerprint)
+        kind, text = snag.kind, told(snag.text)[:500]
+        is_news = bool(kind) and (row.trouble, row.trouble_fingerprint) != (kind, fingerprint)
         if (row.trouble, row.trouble_text) == (kind, text) and not is_news:
             return
-        row.trouble, row.trouble_text = kind, text
+        row.trouble, row.trouble_text, row.is_acceptable = kind, text, snag.is_acceptable
         row.trouble_fingerprint = fingerprint if kind else ""
-        row.save(update_fields=["trouble", "trouble_text", "trouble_fingerprint"])
+        row.save(update_fields=["trouble", "trouble_text", "is_acceptable", "trouble_fingerprint"])
         if is_news and self.n_audited < MOST_AUDITED:
             self.n_audited += 1
             self._record(

@@ -22,7 +22,6 @@ from apps.power.openadr_models import (
     LEAST_POLL_S,
     LONGEST_POLL_S,
     MOST_SILENT_S,
-    Trouble,
     VtnConnection,
     VtnEvent,
     VtnProgramme,
@@ -249,7 +248,7 @@ def accept_event(
     row = named.filter(external_id=external_id).first()
     if row is None:
         raise NotFound(f"There is no event {external_id!r} of this connection.")
-    if row.trouble != Trouble.NEEDS_PERSON:
+    if not row.is_acceptable:
         raise DomainError(
             f"{external_id} cannot be accepted: {row.trouble_text or 'nothing is wrong with it.'}"
         )
