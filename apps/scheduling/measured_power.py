@@ -7,13 +7,16 @@ holds the whole node and none of its devices is read; the host at rest is taken 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connection, transaction
+from django.db.models import Q
 
 from apps.core.locks import session_lock
+from apps.inventory.models import AcceleratorType
+from apps.jobs.models import Job
 from apps.power.models import JobPowerModel
 from apps.power.telemetry.draws import (
     BIN_W,
@@ -244,3 +247,60 @@ def power_over(ask: Ask, measured: Mapping[int, Measured], kinds: Sequence[Kind]
         for k in ask.kinds
     ]
     return over_types(each) if each else JobPower(0.0, 0.0, Source.TDP_DERIVED)
+
+
+# For people ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TypePower:
+    """What one device of a type draws under a job, and by whose word.
+
+    Attributes:
+        n_looks: Moments at which the job itself was seen on that type; of_class: of all jobs of its name.
+    """
+
+    accelerator_type: str
+    power: JobPower
+    n_looks: int
+    n_looks_of_class: int
+
+
+def powers_of(job: Job) -> list[TypePower]:
+    """By accelerator type that the job accepts, or was seen on, what is counted with. Two queries.
+
+    Of a job with several groups of replicas what is declared is the highest of them.
+    """
+    groups: list[Mapping[str, Any]] = list(job.spec.get("groups") or [job.spec])
+    named = {name for group in groups for name in group.get("accelerators") or ()}
+    accepts_any = any(not group.get("accelerators") for group in groups)
+    rows = JobPowerModel.objects.filter(
+        Q(job_id=job.pk) | Q(job_id=None, user_id=job.user_id, name=job.name)
+    ).select_related("accelerator_type")
+    own: dict[int, JobPowerModel] = {}
+    of_class: dict[int, JobPowerModel] = {}
+    for row in rows:
+        (own if row.job_id is not None else of_class)[row.accelerator_type_id] = row
+    means, peaks = _declared(groups, "power_w"), _declared(groups, "peak_w")
+    is_told_apart = len(groups) == 1
+    found = []
+    for kind in AcceleratorType.objects.order_by("name"):
+        one, other = own.get(kind.pk), of_class.get(kind.pk)
+        if kind.name not in named and not accepts_any and one is None:
+            continue
+        measured = measured_of(_measured(one), _measured(other)) if is_told_apart else None
+        power = power_of(measured=measured, power_w=means, peak_w=peaks, tdp_w=kind.tdp_w)
+        n_looks, n_of_class = (0 if row is None else row.n_looks for row in (one, other))
+        found.append(TypePower(kind.name, power, n_looks, n_of_class))
+    return found
+
+
+def _measured(row: JobPowerModel | None) -> Measured | None:
+    return None if row is None or row.mean_w is None or row.peak_w is None else (row.mean_w, row.peak_w)
+
+
+def _declared(groups: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    """The highest that is declared; None if a group that draws declares nothing."""
+    said = [group.get(field) for group in groups if group.get("devices", 1) > 0]
+    known = [float(watts) for watts in said if watts is not None]
+    return max(known) if known and len(known) == len(said) else None

@@ -6,7 +6,7 @@ Everyone signed in may see it. Loads are IT load in watts, unless a name says me
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from math import inf
 from typing import Any, Final
@@ -177,7 +177,7 @@ class PowerTree:
 
 
 def power_tree(at: datetime, *, event_limits_w: Mapping[int, float] | None = None) -> PowerTree:
-    """The tree with its loads; four queries, and two more where meters are silent.
+    """The tree with its loads; four queries, and one more where meters are silent.
 
     Args:
         event_limits_w: By domain id, the IT load that events leave it now.
@@ -267,9 +267,11 @@ LEFT JOIN (
 ) held ON held.node_id = node.id
 WHERE node.power_id IS NOT NULL GROUP BY node.power_id
 """
+# Caps are those that whoever sets them said are in force, and when that was last heard; one that is only written down
+# is none.
 _PARTS: Final = """
 SELECT node.power_id, allocation.job_id, sum(placement.peak_w), sum(claimed.share), sum(claimed.most_w),
-    min(kind.idle_w), max(kind.tdp_w)
+    min(kind.idle_w), max(cap.observed_share) * max(kind.tdp_w), max(extract(epoch FROM %(at)s - cap.observed_at)::float8)
 FROM jobs_placement placement
 JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id AND allocation.ended_at IS NULL
 JOIN inventory_node node ON node.id = placement.node_id
@@ -279,14 +281,9 @@ CROSS JOIN LATERAL (
         coalesce(sum(claim.share), 0)::float8 * (kind.tdp_w - kind.idle_w) AS most_w
     FROM jobs_deviceclaim claim WHERE claim.placement_id = placement.id AND claim.released_at IS NULL
 ) claimed
-WHERE node.power_id = ANY(%s) GROUP BY node.power_id, allocation.job_id
-"""
-# The cap that whoever sets it said is in force, and when it was last heard of; one that is only written down is none.
-_ACKS: Final = """
-SELECT allocation.job_id, cap.observed_share, extract(epoch FROM %s - cap.observed_at)::float8
-FROM jobs_powercap cap JOIN jobs_allocation allocation ON allocation.id = cap.allocation_id
-WHERE allocation.job_id = ANY(%s) AND allocation.ended_at IS NULL AND NOT cap.is_recorded
+LEFT JOIN jobs_powercap cap ON cap.allocation_id = allocation.id AND NOT cap.is_recorded
     AND cap.observed_share IS NOT NULL
+WHERE node.power_id = ANY(%(domains)s) GROUP BY node.power_id, allocation.job_id
 """
 
 
@@ -321,16 +318,12 @@ def _lowest_meter(domains: Sequence[Domain], d: int) -> int:
 
 def _parts(domain_ids: Sequence[int], at: datetime) -> list[tuple[int, Part]]:
     with connection.cursor() as cursor:
-        cursor.execute(_PARTS, [list(domain_ids)])
+        cursor.execute(_PARTS, {"domains": list(domain_ids), "at": at})
         rows = cursor.fetchall()
-        job_ids = sorted({row[1] for row in rows})
-        cursor.execute(_ACKS, [at, job_ids])
-        acks = {job_id: (cap_share, age_s) for job_id, cap_share, age_s in cursor.fetchall()}
     found = []
-    for domain_id, job_id, peak_w, share, most_w, idle_w, tdp_w in rows:
-        cap_share, age_s = acks.get(job_id, (None, inf))
-        capped_w = None if cap_share is None else max(0.0, cap_share * tdp_w - idle_w) * share
-        found.append((domain_id, Part(job_id, peak_w, most_w, capped_w, age_s)))
+    for domain_id, job_id, peak_w, share, most_w, idle_w, cap_w, age_s in rows:
+        capped_w = None if cap_w is None else max(0.0, cap_w - idle_w) * share
+        found.append((domain_id, Part(job_id, peak_w, most_w, capped_w, inf if age_s is None else age_s)))
     return found
 
 
@@ -348,9 +341,9 @@ ending AS (
 ),
 starting AS (
     SELECT reason.expected_start_at AS at, least(coalesce(job.time_limit_s, job.runtime_s), 1e9) - job.ran_s AS runs_s,
-        job.n_devices::float8 * greatest(0, coalesce(
-            least((job.spec->>'peak_w')::float8, kind.tdp_w), least((job.spec->>'power_w')::float8, kind.tdp_w),
-            kind.tdp_w, usual.tdp_w) - coalesce(kind.idle_w, usual.idle_w)) AS peak_w
+        job.n_devices::float8 * greatest(0, least(
+            coalesce((job.spec->>'peak_w')::float8, (job.spec->>'power_w')::float8, kind.tdp_w, usual.tdp_w),
+            coalesce(kind.tdp_w, usual.tdp_w)) - coalesce(kind.idle_w, usual.idle_w)) AS peak_w
     FROM scheduling_reason reason JOIN jobs_job job ON job.id = reason.job_id CROSS JOIN usual
     LEFT JOIN inventory_acceleratortype kind ON kind.name = job.spec->'accelerators'->>0
     WHERE job.state = %(queued)s AND NOT job.is_held
@@ -411,3 +404,58 @@ def coming(tree: PowerTree, *, until: datetime) -> Coming:
     points.append((until, load_w))
     n_starts, n_ends = (sum(row[4] for row in rows if row[0] == sort) for sort in ("start", "end"))
     return Coming(tuple(points), n_starts, n_ends)
+
+
+# Jobs ---------------------------------------------------------------------------------------------------------------
+
+
+_JOBS: Final = """
+SELECT job.id, job.name, team.name, kind.name, job.n_devices::float8, model.mean_w, model.peak_w, model.n_looks,
+    (job.spec->>'power_w')::float8, coalesce((job.spec->>'peak_w')::float8, (job.spec->>'power_w')::float8), kind.tdp_w
+FROM power_jobpowermodel model
+JOIN jobs_job job ON job.id = model.job_id AND job.state = 'running'
+JOIN teams_team team ON team.id = job.team_id
+JOIN inventory_acceleratortype kind ON kind.id = model.accelerator_type_id
+WHERE model.updated_at > %s AND model.peak_w IS NOT NULL
+ORDER BY abs(model.peak_w - least(coalesce((job.spec->>'peak_w')::float8, (job.spec->>'power_w')::float8, kind.tdp_w),
+    kind.tdp_w)) * job.n_devices DESC, job.id LIMIT %s
+"""
+_LATELY: Final = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredJob:
+    """A running job whose devices are read: what one of them draws, and what was thought without readings."""
+
+    job_id: int
+    name: str
+    team: str
+    accelerator_type: str
+    n_devices: float
+    mean_w: float
+    peak_w: float
+    n_looks: int
+    declared_mean_w: float | None
+    declared_peak_w: float | None
+    tdp_w: float
+
+    @property
+    def else_w(self) -> float:
+        """The peak that would be reserved for one device had nothing been measured."""
+        return self.tdp_w if self.declared_peak_w is None else min(self.declared_peak_w, self.tdp_w)
+
+    @property
+    def else_source(self) -> str:
+        return "by its type" if self.declared_peak_w is None else "declared"
+
+    @property
+    def differs_w(self) -> float:
+        """By how much less is reserved for all its devices because they were measured; below 0: more."""
+        return (self.else_w - self.peak_w) * self.n_devices
+
+
+def measured_jobs(at: datetime, *, most: int = 15) -> list[MeasuredJob]:
+    """Running jobs that are measured, those first for which that changes most. Everyone signed in may see them."""
+    with connection.cursor() as cursor:
+        cursor.execute(_JOBS, [at - _LATELY, most])
+        return [MeasuredJob(*row) for row in cursor.fetchall()]

@@ -96,6 +96,13 @@ def power(value_w: Quantity) -> str:
 
 
 @register.filter
+def watts(value_w: Quantity) -> str:
+    """612 W: of one device, where kilowatts would hide what differs."""
+    number = _number(value_w)
+    return UNKNOWN if number is None else f"{_grouped(number)}{SPACE}W"
+
+
+@register.filter
 def power_number(value_w: Quantity) -> str:
     """The number of `power` alone, for the large figures."""
     return power(value_w).split(SPACE)[0]

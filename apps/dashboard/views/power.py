@@ -385,7 +385,7 @@ def _asks(event: DemandResponseEvent) -> str:
 
 
 def _meters(known: Known) -> dict[str, Any]:
-    return {"sources": known.tree.meters}
+    return {"sources": known.tree.meters, "measured": board.measured_jobs(known.at)}
 
 
 # The chart --------------------------------------------------------------------------------------------------------

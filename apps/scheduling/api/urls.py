@@ -1,6 +1,6 @@
 from django.urls import path
 
-from apps.scheduling.api import response_views, views
+from apps.scheduling.api import power_views, response_views, views
 
 urlpatterns = [
     path("defragmentation", views.DefragmentationView.as_view(), name="defragmentation"),
@@ -22,10 +22,12 @@ urlpatterns = [
     path("power/control/start", response_views.ControllerStartView.as_view(), name="power-control-start"),
     path("jobs/preview", views.JobPreviewView.as_view(), name="job-preview"),
     path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
+    path("jobs/<int:job_id>/power", power_views.JobPowerView.as_view(), name="job-power"),
     path("losses", views.LossesView.as_view(), name="losses"),
     path("passes", views.PassesView.as_view(), name="passes"),
     path("passes/<int:pass_id>", views.PassView.as_view(), name="pass"),
     path("passes/<int:pass_id>/dump", views.PassDumpView.as_view(), name="pass-dump"),
     path("policy", views.PolicyView.as_view(), name="policy"),
+    path("power/loads", power_views.LoadsView.as_view(), name="power-loads"),
     path("utilization", views.UtilizationView.as_view(), name="utilization"),
 ]
