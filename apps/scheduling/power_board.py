@@ -109,13 +109,18 @@ class PowerTree:
     def by_id(self) -> Mapping[int, Branch]:
         return {branch.row.id: branch for branch in self.branches}
 
-    @property
+    @cached_property
+    def _index(self) -> Mapping[int, int]:
+        """Where each domain stands in the tree, by its position."""
+        return {branch.position: index for index, branch in enumerate(self.branches)}
+
+    @cached_property
     def tops(self) -> tuple[Branch, ...]:
         return tuple(branch for branch in self.branches if branch.parent == NONE)
 
     def below(self, branch: Branch) -> tuple[Branch, ...]:
         """All domains below, each after the one above it."""
-        first = self.branches.index(branch) + 1
+        first = self._index[branch.position] + 1
         return self.branches[first : first + branch.n_below]
 
     @property

@@ -7,9 +7,10 @@ from playwright.sync_api import expect
 
 from apps.core import clock
 from apps.dashboard.tests.facility import PASSWORD
-from apps.inventory.models import Node
+from apps.inventory.models import Domain, Node
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import fleet, grant, job, start
+from apps.power.models import PowerReading
 from apps.teams.models import MemberLimit, Quota
 from tests.browser.conftest import DESKTOP, PHONE, OpenWindow, Site
 from tests.browser.test_pages import axe_findings
@@ -246,3 +247,28 @@ def test_an_operator_has_a_job_move_so_that_another_starts(site: Site, open_wind
     expect(page.locator("main")).to_contain_text("Moved before")
     assert Job.objects.get(name="half-1").state == "preempting"
     assert window.troubles_here() + axe_findings(window) == []
+
+
+def test_the_tree_of_power_is_walked_by_keys_and_stays_alive(site: Site, open_window: OpenWindow) -> None:
+    at = clock.now()
+    hall = Domain.objects.get(name="Hall A")
+    PowerReading.objects.create(domain=hall, at=at - timedelta(minutes=12), draw_w=45_600, source="pdu")
+    for size in (DESKTOP, PHONE):
+        window = open_window(site.facility.operator, size=size)
+        window.open("/")
+        window.page.keyboard.press("g")
+        window.page.keyboard.press("p")
+        window.page.wait_for_selector("h1:text-is('Power')")
+        assert window.page.locator(f"#domain-{hall.pk}").get_by_text("Hold starts").count() == 1
+
+        with window.page.expect_response(lambda answer: "/power/parts/tree/" in answer.url) as waited:
+            window.page.evaluate("document.body.dispatchEvent(new CustomEvent('sy:tick15'))")
+        assert waited.value.status in (200, 304)
+        curtail = window.page.locator(f"#domain-{hall.pk} a.button")
+        assert curtail.get_attribute("href") == f"/power/curtail/?domain={hall.pk}"
+
+        window.page.keyboard.press("j")
+        window.page.keyboard.press("j")
+        window.page.keyboard.press("Enter")
+        window.page.wait_for_selector("h1:text-is('Power of Hall A')")
+        assert window.troubles_here() == []

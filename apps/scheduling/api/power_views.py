@@ -45,7 +45,7 @@ class LoadOut(Out):
     age_s: float | None
     n_meters: int
     n_silent: int
-    starts_held: bool
+    hold_starts: bool
 
     @classmethod
     def of(cls, branch: Branch, parent: str | None) -> "LoadOut":
@@ -66,7 +66,7 @@ class LoadOut(Out):
             age_s=branch.age_s,
             n_meters=bound.n_meters,
             n_silent=bound.n_silent,
-            starts_held=branch.is_held,
+            hold_starts=branch.is_held,
         )
 
 

@@ -304,7 +304,7 @@ def test_loads_are_read_page_by_page_by_everybody(hall: Hall, monkeypatch: pytes
         "meter",
         "ok",
     )
-    assert (found["rack-1"]["known_by"], found["rack-1"]["starts_held"]) == ("uncapped", True)
+    assert (found["rack-1"]["known_by"], found["rack-1"]["hold_starts"]) == ("uncapped", True)
     assert found["rack-1"]["age_s"] == 400.0
     assert [one["name"] for one in asker.get("/api/v1/power/loads?kind=hall").json()["items"]] == ["hall"]
     assert asker.get("/api/v1/power/loads?kind=leaf").status_code == 400
