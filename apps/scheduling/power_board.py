@@ -276,7 +276,8 @@ WHERE node.power_id IS NOT NULL GROUP BY node.power_id
 # is none.
 _PARTS: Final = """
 SELECT node.power_id, allocation.job_id, sum(placement.peak_w), sum(claimed.share), sum(claimed.most_w),
-    min(kind.idle_w), max(cap.observed_share) * max(kind.tdp_w), max(extract(epoch FROM %(at)s - cap.observed_at)::float8)
+    min(kind.idle_w), max(cap.observed_share) * max(kind.tdp_w),
+    max(extract(epoch FROM %(at)s - cap.observed_at)::float8)
 FROM jobs_placement placement
 JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id AND allocation.ended_at IS NULL
 JOIN inventory_node node ON node.id = placement.node_id

@@ -9,12 +9,9 @@ from django.test.utils import CaptureQueriesContext
 from apps.core import clock
 from apps.inventory.models import Domain, Node
 from apps.inventory.tests.builders import domain
-from apps.jobs.models import Allocation, Job
+from apps.jobs.models import Allocation, Job, PowerCap
 from apps.jobs.tests.builders import NOON, fleet, grant, job, later, person, start, team
 from apps.power.models import (
-    CurtailmentAction,
-    CurtailmentPlan,
-    DemandResponseEvent,
     JobPowerModel,
     MeterSource,
     PowerLimit,
@@ -125,46 +122,26 @@ def test_with_nothing_heard_a_job_is_taken_for_uncapped_until_its_cap_is_acknowl
     assert (rack.load_w, rack.bound.quality) == (pytest.approx(1_280 + 4 * 630), Quality.MISSING)
     assert hall.tree().picture.unseen_jobs == {hall.job.pk}
 
-    acked = _cap(hall.job, 370.0, at=later(590))
+    cap = _cap(hall.job, 370.0, at=later(590))
     rack = hall.branch(hall.racks[0])
     assert (rack.load_w, rack.bound.how) == (pytest.approx(1_280 + 4 * 300), How.CAPS)
 
-    # An acknowledgement grows old, unless its lease runs; one that failed is none.
-    CurtailmentAction.objects.filter(pk=acked.pk).update(state_since_at=later(100))
-    assert hall.branch(hall.racks[0]).bound.how is How.UNCAPPED
-    CurtailmentAction.objects.filter(pk=acked.pk).update(lease_until_at=later(700))
-    assert hall.branch(hall.racks[0]).bound.how is How.CAPS
-    CurtailmentAction.objects.filter(pk=acked.pk).update(state="reverted")
-    assert hall.branch(hall.racks[0]).bound.how is How.UNCAPPED
+    # What an agent has said grows old; a cap that is only written down, or not answered for, is none.
+    for changes in ({"observed_at": later(100)}, {"is_recorded": True}, {"observed_share": None}):
+        told = {"observed_at": later(590), "is_recorded": False, "observed_share": 370.0 / 700, **changes}
+        PowerCap.objects.filter(pk=cap.pk).update(**told)
+        assert hall.branch(hall.racks[0]).bound.how is How.UNCAPPED
 
 
-def _cap(of: Job, cap_w: float, *, at) -> CurtailmentAction:
-    event = DemandResponseEvent.objects.create(
-        domain=Domain.objects.get(name="hall"),
-        source="operator",
-        target_kind="limit_to",
-        value=5_000,
-        notified_at=NOON,
-        ramp_start_at=NOON,
-        start_at=NOON,
-        end_at=later(7200),
-        created_at=NOON,
-    )
-    plan = CurtailmentPlan.objects.create(
-        event=event, number=1, event_version=1, inputs_hash="a" * 64, plan={}, predicted_shed_w=0
-    )
-    return CurtailmentAction.objects.create(
-        plan=plan,
-        job_id=of.pk,
-        lever="cap",
-        before={"cap_w": 700},
-        after={"cap_w": cap_w},
-        expected_w=0,
-        issue_at=NOON,
-        effective_by_at=NOON,
-        state="acked",
-        state_since_at=at,
-        idempotency_key="k",
+def _cap(of: Job, cap_w: float, *, at) -> PowerCap:
+    return PowerCap.objects.create(
+        allocation=Allocation.objects.get(job=of, ended_at=None),
+        desired_share=cap_w / 700,
+        desired_at=NOON,
+        fence=1,
+        observed_share=cap_w / 700,
+        observed_fence=1,
+        observed_at=at,
     )
 
 
