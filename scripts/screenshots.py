@@ -49,6 +49,7 @@ def addresses(page: Page, url: str) -> dict[str, str]:
         "reservations": "/reservations/",
         "quotas": "/quotas/",
         "quota": first_link(page, f"{url}/quotas/", "tr:has(.badge) a.name"),
+        "power": "/power/",
         "passes": "/passes/",
         "policy": "/policy/",
         "audit": "/audit/",

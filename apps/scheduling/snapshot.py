@@ -480,8 +480,9 @@ class _Reader:
                 owner = Owner(user_id, self.teams[gang.team].id, gang.name)
                 history = self.memory.histories.position(owner)
             measured = self.memory.peaks.of(PREVIEW_ID, user_id, gang.name)
-            asks = with_measured(gang.shape.asks, measured, self.facility.kinds)
-            gang = replace(gang, shape=replace(gang.shape, asks=asks))
+            if measured:
+                asks = with_measured(gang.shape.asks, measured, self.facility.kinds)
+                gang = replace(gang, shape=replace(gang.shape, asks=asks))
             gangs.append(
                 replace(
                     gang,

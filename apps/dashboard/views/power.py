@@ -34,7 +34,6 @@ _MOST_ROWS: Final = 60
 _MOST_SERIES: Final = 5
 _MOST_EVENTS: Final = 8
 _MOST_ATTENTION: Final = 5
-_MOST_TOLD: Final = 200
 _TIGHT: Final = 0.95
 
 
@@ -103,7 +102,7 @@ class Known:
     @cached_property
     def told(self) -> list[DemandResponseEvent]:
         """Events that are announced, or whose recovery may still count."""
-        return list(response.recent_events(self.at)[:_MOST_TOLD])
+        return list(response.recent_events(self.at))
 
     @cached_property
     def tree(self) -> PowerTree:
