@@ -86,6 +86,9 @@ app.conf.update(
         "scheduling.feed_demo": {"queue": ROLLUPS},
         "scheduling.learn_power": {"queue": ROLLUPS},
         "execution.prune_logs": {"queue": ROLLUPS},
+        "power.settle_events": {
+            "queue": ROLLUPS
+        },  # nothing hangs on it: what acts on power is not kept waiting
         "scheduling.*": {"queue": PLANNING},
         "execution.*": {"queue": EXECUTION},
         "power.*": {"queue": POWER},
@@ -104,6 +107,7 @@ app.conf.update(
         "read meters": _beat("power.read_meters", every_s=5.0),
         "learn what jobs draw": _beat("scheduling.learn_power", every_s=15.0),
         "feed the demo": _beat("scheduling.feed_demo", every_s=30.0),
+        "settle events": _beat("power.settle_events", every_s=60.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
         "prune what was kept for a while": _beat("teams.prune", every_s=3600.0),
         "forget moves that are over": _beat("staging.prune", every_s=3600.0),

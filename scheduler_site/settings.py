@@ -237,6 +237,10 @@ SWITCHYARD_PROGRESS_PER_MINUTE = environment.count("PROGRESS_PER_MINUTE", 120)  
 # The last passes of the planner that are kept as files for replay, each whole; 0: only those that were refused.
 SWITCHYARD_KEPT_DUMPS = environment.count("KEPT_DUMPS", 0)
 
+# --- Power -----------------------------------------------------------------------------------------------------------
+
+SWITCHYARD_CURRENCY = os.environ.get("CURRENCY", "USD")  # ISO 4217, of prices and penalties of programmes
+
 # --- Staging ---------------------------------------------------------------------------------------------------------
 
 # Stores of data lie within these and nowhere else: folders, host:/folders, s3://bucket/prefixes. Who may name stores
@@ -253,6 +257,7 @@ SWITCHYARD_URL = environment.own_url(ALLOWED_HOSTS if "ALLOWED_HOSTS" in os.envi
 # Lower rooms reach these by name, because imports go down the stairs only.
 SWITCHYARD_ADMISSION = "apps.scheduling.admission.require_possible"
 SWITCHYARD_LINE = "apps.scheduling.line.ahead_of_jobs"
+SWITCHYARD_CURTAILED_JOBS = "apps.jobs.curtailed.facts_of_jobs"
 SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.jobs.tokens.authenticate"  # noqa: S105  (a function, no secret)
 SWITCHYARD_WRONG_TOKEN_COUNTER = "apps.teams.throttles.note_wrong_token"  # noqa: S105  (a function, no secret)
 SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"

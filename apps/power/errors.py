@@ -1,5 +1,6 @@
 """What demand response refuses."""
 
+from datetime import datetime
 from typing import Any
 
 from apps.core.errors import DomainError
@@ -107,3 +108,17 @@ class NotPreauthorised(DomainError):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{why} A person has to commit this plan.")
+
+
+class EventNotOver(DomainError):
+    """Nothing can be settled before it is over."""
+
+    code = "event_not_over"
+    http_status = 409
+
+    def __init__(self, *, event_id: int, over_at: datetime) -> None:
+        super().__init__(
+            f"Event {event_id} can be settled from {over_at.isoformat()} on.",
+            event_id=event_id,
+            over_at=over_at.isoformat(),
+        )

@@ -1,7 +1,9 @@
+"""Doors for Celery; no logic."""
+
 from celery import shared_task
 
 from apps.core import clock
-from apps.power import meter_services
+from apps.power import meter_services, settlement_services
 from apps.power.vtn import poll
 
 # Nothing in it takes so long; where workers can be stopped, one that hangs all the same is.
@@ -19,3 +21,8 @@ def read_meters() -> None:
 def poll_openadr() -> None:
     """Ask the VTNs whose time has come."""
     poll.poll_due(at=clock.now())
+
+
+@shared_task(name="power.settle_events", ignore_result=True)
+def settle_events() -> None:
+    settlement_services.settle_due(at=clock.now())
