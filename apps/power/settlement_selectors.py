@@ -123,10 +123,13 @@ def metered_within(domain_id: int, spans: Sequence[Span]) -> Metered:
         (modelled if source == MODELLED else metered).setdefault(at, (draw_w, quality))
     max_age_s = _max_age_s(sorted(metered or modelled))
     used, starts = dict(metered), sorted(metered)
-    for at, said in modelled.items():
-        before = bisect_right(starts, at)
-        if not before or (at - starts[before - 1]).total_seconds() >= max_age_s:
+    for at, said in sorted(modelled.items()):
+        index = bisect_right(starts, at)
+        silent_at = starts[index - 1] + timedelta(seconds=max_age_s) if index else at
+        if at >= silent_at:
             used[at] = said
+        elif index == len(starts) or silent_at < starts[index]:
+            used[silent_at] = said  # it takes over when the meter has been silent for too long
     return Metered(
         Readings((_reading(at, *said) for at, said in used.items()), max_age_s=max_age_s),
         len(rows),
@@ -146,9 +149,10 @@ def _reading(at: datetime, draw_w: float, quality: str) -> Reading:
 
 
 def _max_age_s(instants: Sequence[datetime]) -> float:
-    gaps = [gap for before, after in pairwise(instants) if (gap := after - before) <= _LONGEST_GAP]
-    usual = median(gaps) if gaps else FRESH
-    return min(_LONGEST_GAP, max(FRESH, usual * 1.25)).total_seconds()
+    gaps_s = [(after - before).total_seconds() for before, after in pairwise(instants)]
+    longest_s, fresh_s = _LONGEST_GAP.total_seconds(), FRESH.total_seconds()
+    usual_s = median([gap_s for gap_s in gaps_s if gap_s <= longest_s] or [fresh_s])
+    return min(longest_s, max(fresh_s, usual_s * 1.25))
 
 
 # Other events -------------------------------------------------------------------------------------------------------

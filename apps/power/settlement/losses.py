@@ -95,10 +95,10 @@ def merged(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, d
 
 def _cap(side: Mapping[str, Any], job: JobFacts) -> float | None:
     """A cap as a share of TDP; it may be told as that, or in watts a device."""
-    share, watts = side.get("cap"), side.get("cap_w")
-    if _is_number(share):
-        return float(share)
-    return float(watts) / job.tdp_w if _is_number(watts) and job.tdp_w else None
+    share, watts = _number(side.get("cap")), _number(side.get("cap_w"))
+    if share is not None:
+        return share
+    return watts / job.tdp_w if watts is not None and job.tdp_w else None
 
 
 def _throughput(cap: float | None, job: JobFacts) -> float | None:
@@ -114,9 +114,10 @@ def _throughput(cap: float | None, job: JobFacts) -> float | None:
 
 
 def _size(side: Mapping[str, Any]) -> float | None:
-    found = next((side[name] for name in ("n_replicas", "replicas", "n_devices") if name in side), None)
-    return float(found) if _is_number(found) else None
+    return _number(
+        next((side[name] for name in ("n_replicas", "replicas", "n_devices") if name in side), None)
+    )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
