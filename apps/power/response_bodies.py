@@ -27,6 +27,7 @@ from apps.power.models import (
     DemandResponseEvent,
     PlanState,
     Programme,
+    SettlementReport,
 )
 from apps.power.plan_services import confirmation_of
 from apps.power.programme_services import ProgrammeDraft
@@ -303,5 +304,57 @@ class PlanOut(Out):
                 else None,
                 "actions": carried_out or [ActionOut.planned(one) for one in planned],
                 "details": kept,
+            }
+        )
+
+
+class SettleIn(Strict):
+    """Why it is settled now."""
+
+    reason: Reason = ""
+
+
+class SettlementOut(Out):
+    """One version of a settlement. Energies (Wh) and money are text, so that no reader turns a cent into a fraction.
+
+    `versions` are all there are, the latest first; `document` is all that was counted, as `docs/power.md` tells.
+    """
+
+    event: int
+    version: int
+    versions: list[int]
+    settled_at: datetime
+    settled_by: str | None
+    outcome: str
+    performance: str | None
+    target_wh: str
+    delivered_wh: str
+    credited_wh: str
+    shortfall_wh: str
+    payment: str
+    penalty: str
+    net: str
+    currency: str
+    lost_device_h: str
+    lost_source: Literal["actions", "plan", "none"]
+    digest: str
+    document: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: SettlementReport, versions: list[int]) -> "SettlementOut":
+        facts = vars(row)
+        said = {
+            name: str(facts[name]) if isinstance(facts[name], Decimal) else facts[name]
+            for name in cls.model_fields
+            if name in facts
+        }
+        by = row.settled_by
+        return cls.model_validate(
+            {
+                **said,
+                "event": row.event_id,
+                "version": row.number,
+                "versions": versions,
+                "settled_by": None if by is None else by.get_username(),
             }
         )

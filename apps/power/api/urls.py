@@ -1,6 +1,13 @@
 from django.urls import path
 
-from apps.power.api import meter_views, openadr_views, override_views, response_views, views
+from apps.power.api import (
+    meter_views,
+    openadr_views,
+    override_views,
+    response_views,
+    settlement_views,
+    views,
+)
 
 urlpatterns = [
     path("power/domains", views.PowerDomainsView.as_view(), name="power-domains"),
@@ -30,6 +37,16 @@ urlpatterns = [
         "demand-response/events/<int:event_id>/plans",
         response_views.EventPlansView.as_view(),
         name="response-event-plans",
+    ),
+    path(
+        "demand-response/events/<int:event_id>/settlement",
+        settlement_views.SettlementView.as_view(),
+        name="response-event-settlement",
+    ),
+    path(
+        "demand-response/events/<int:event_id>/settle",
+        settlement_views.SettleView.as_view(),
+        name="response-event-settle",
     ),
     path("demand-response/programmes", response_views.ProgrammesView.as_view(), name="response-programmes"),
     path(

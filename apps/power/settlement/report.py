@@ -202,7 +202,11 @@ _HEADS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def as_csv(settlement: Settlement) -> str:
     """All of `as_dict`: first a field a line, then the tables, each after an empty line and a line with its name."""
-    told = as_dict(settlement)
+    return csv_of(as_dict(settlement))
+
+
+def csv_of(told: Mapping[str, Any]) -> str:
+    """A document of `as_dict`, as it is or with more in it, as `as_csv` writes it."""
     out = StringIO()
     writer = csv.writer(out)
     writer.writerow(("field", "value"))
