@@ -149,6 +149,63 @@ def utilization_chart(
     return {"data": traces, "layout": layout}
 
 
+def settlement_chart(
+    rows: Sequence[tuple[datetime, datetime, float, float, float | None, bool]],
+) -> Figure:
+    """A settled event: baseline, what it left to draw, and what was metered, in kW by interval; gaps are gaps.
+
+    Args:
+        rows: Start and end, then watts: baseline, limit, metered; and whether good readings prove it.
+    """
+    starts = [_local(begin_at) for begin_at, *_ in rows]
+    ends = [_local(rows[-1][1])] if rows else []
+
+    def steps(values: Sequence[float | None]) -> list[float | None]:
+        shown = [None if value is None else round(value / 1e3, 3) for value in values]
+        return [*shown, *shown[-1:]]
+
+    lines = (
+        ("Baseline", [row[2] for row in rows], {"color": _var("slate"), "width": 2, "dash": "dash"}),
+        ("Target", [row[3] for row in rows], {"color": _var("verm"), "width": 2.5}),
+        ("Metered", [row[4] for row in rows], {"color": _var("blue"), "width": 2}),
+    )
+    traces: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": starts + ends,
+            "y": steps(values),
+            "line": {**line, "shape": "hv"},
+            "connectgaps": False,
+            "hovertemplate": "%{y:,.6~g} kW",
+        }
+        for name, values, line in lines
+    ]
+    unproved = [
+        {
+            "type": "rect",
+            "x0": _local(begin_at),
+            "x1": _local(end_at),
+            "y0": 0,
+            "y1": 1,
+            "yref": "paper",
+            "line": {"width": 0},
+            "fillcolor": "var(--sy-t-gold)",
+            "layer": "below",
+        }
+        for begin_at, end_at, *_, is_proved in rows
+        if not is_proved
+    ]
+    layout: Figure = {
+        "xaxis": {"type": "date", "tickformat": "%H:%M\n%a %-d %b"},
+        "yaxis": {"title": {"text": "kW, not from 0"}, "nticks": 6},
+        "shapes": unproved[:500],
+        "meta": _SMALL,
+    }
+    return {"data": traces, "layout": layout}
+
+
 def thinned(points: Iterable[tuple[datetime, float]], most: int) -> list[tuple[datetime, float]]:
     """At most about `most` of the points, evenly taken; the last one stays."""
     every = list(points)

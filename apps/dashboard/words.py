@@ -62,6 +62,21 @@ HEALTH: Final[dict[str, Word]] = {
     Health.FAILED: Word("Failed", "server-off", "bad"),
 }
 
+OUTCOMES: Final[dict[str, Word]] = {
+    "": Word("Not settled", "clock"),
+    "met": Word("Met", "circle-check", "ok"),
+    "partial": Word("Partly met", "alert-triangle", "warn"),
+    "missed": Word("Missed", "circle-x", "bad"),
+    "cancelled": Word("Cancelled", "ban"),
+    "opted_out": Word("Opted out", "ban"),
+}
+METHODS: Final = {
+    "meter_before": "mean of the 15 minutes before the notice",
+    "10_of_10": "10 of 10: the same hours of the last ten days like it",
+    "3_plus_2": "3 + 2: three hours before the event and two after it",
+}
+LEVERS: Final = {"cap": "capped", "shrink": "shrunk", "pause": "paused", "stop": "stopped"}
+
 TILES: Final = (
     Tile("place", "No place fits", "purple"),
     Tile("quota", "Team at quota", "gold"),
@@ -118,6 +133,9 @@ EVENT_ICONS: Final = (
     ("reservation", "calendar-event"),
     ("token", "key"),
     ("power", "bolt"),
+    ("demand_response", "bolt"),
+    ("curtailment", "trending-down"),
+    ("programme", "bolt"),
     ("policy", "adjustments"),
 )
 

@@ -126,6 +126,23 @@ def energy(value_wh: Quantity) -> str:
 
 
 @register.filter
+def kilo(value: Quantity) -> str:
+    """Watts as kW, or Wh as kWh, to the watt and without the unit: 140.25. For tables that are added up by hand."""
+    number = _number(value)
+    if number is None:
+        return UNKNOWN
+    text = _grouped(number / 1e3, 3)
+    return text.rstrip("0").rstrip(".")
+
+
+@register.filter
+def money(value: Quantity) -> str:
+    """Whole cents, without the currency: 1 234.50"""
+    number = _number(value)
+    return UNKNOWN if number is None else _grouped(number, 2)
+
+
+@register.filter
 def share(value: Quantity) -> str:
     """A share in 0..1 as 84.1 %; 106 % at or above one."""
     number = _number(value)

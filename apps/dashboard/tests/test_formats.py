@@ -117,3 +117,17 @@ def test_times_are_those_of_the_site() -> None:
 
 def test_an_expected_start_without_forecast_is_said_to_have_none() -> None:
     assert formats.start_guess(None) == "no forecast yet"
+
+
+@pytest.mark.parametrize(
+    ("watts", "wanted"),
+    [(140_250, "140.25"), (Decimal(-3750), "\u22123.75"), (0, "0"), (1.8e6, "1\u202f800")],
+)
+def test_watts_in_a_table_are_whole_kilowatts_with_what_is_left(watts: float, wanted: str) -> None:
+    assert formats.kilo(watts) == wanted
+
+
+def test_money_has_cents() -> None:
+    shown = [formats.money(value) for value in (Decimal("20.1"), Decimal("-1234.5"), None)]
+
+    assert shown == ["20.10", "\u22121\u202f234.50", "–"]

@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from apps.core import clock
-from apps.dashboard import words
+from apps.dashboard import audit_file, words
 from apps.dashboard.paging import slice_of
 from apps.dashboard.views.common import PAGE_SIZE, page, part, viewer_of
 from apps.events import selectors as events
@@ -76,13 +76,22 @@ def one_pass(request: HttpRequest, pass_id: int) -> HttpResponse:
 def audit(request: HttpRequest) -> HttpResponse:
     viewer = viewer_of(request)
     rows = events.audit_visible_to(viewer)
-    chosen = {name: request.GET.get(name, "").strip()[:150] for name in ("who", "kind", "subject")}
+    chosen = {
+        name: request.GET.get(name, "").strip()[:150] for name in ("who", "kind", "subject", "of", "id")
+    }
     if chosen["who"]:
         rows = rows.filter(actor_name=chosen["who"])
     if chosen["kind"]:
         rows = rows.filter(kind__startswith=chosen["kind"])
     if chosen["subject"]:
         rows = rows.filter(subject_name__startswith=chosen["subject"])
+    if chosen["of"] or chosen["id"]:
+        is_id = chosen["id"].isascii() and chosen["id"].isdigit() and len(chosen["id"]) < 19
+        about = {"subject_kind": chosen["of"], "subject_id": int(chosen["id"]) if is_id else -1}
+        rows = rows.filter(**about)
+    shows_source = viewer.sees_private_events()
+    if request.GET.get("format") in audit_file.FORMATS:
+        return audit_file.answer(rows, request.GET["format"], shows_source=shows_source)
     found = slice_of(rows, order=("-id",), after=request.GET.get("after", ""), size=PAGE_SIZE)
     context = {"found": found, "chosen": chosen, "is_filtered": any(chosen.values()), "kinds": _KINDS}
     return render(request, "dashboard/pages/audit.html", context)
@@ -96,6 +105,9 @@ _KINDS: Final = (
     ("reservation.", "Reservations"),
     ("policy.", "Policy"),
     ("power.", "Power"),
+    ("demand_response.", "Grid events"),
+    ("curtailment.", "Curtailment plans"),
+    ("programme.", "Programmes"),
     ("token.", "Tokens"),
     ("user.", "People"),
 )
