@@ -137,6 +137,7 @@ def test_a_drill_is_told_as_one(facility, scene):
 
     assert "drill</span>" in page
     assert "0.00 USD" in page
+    assert SettlementReport.objects.get(event=scene.drill).lost_device_h == 0  # nothing was done to its job
 
 
 def test_only_operators_settle_by_the_page(facility, scene):

@@ -52,6 +52,11 @@ class Tile:
     n: int
 
 
+def plain(price: Decimal) -> str:
+    """As it is written in a contract: 0.4, with as many places as it has."""
+    return format(price.normalize(), "f")
+
+
 def event_address(event_id: int) -> str:
     """The page of a running event, which is not of this module."""
     return f"{reverse('dashboard:power-events')}{event_id}/"
@@ -208,8 +213,8 @@ def _shown(report: SettlementReport) -> dict[str, Any]:
         "adjustment": adjustment and _adjustment(adjustment),
         "terms": {
             **told["terms"],
-            "price": Decimal(told["terms"]["price_per_kwh"]).normalize(),
-            "penalty": Decimal(told["terms"]["penalty_per_kwh"]).normalize(),
+            "price": plain(Decimal(told["terms"]["price_per_kwh"])),
+            "penalty": plain(Decimal(told["terms"]["penalty_per_kwh"])),
             "tolerance": Decimal(told["terms"]["tolerance_share"]),
             "interval_s": Decimal(told["terms"]["interval_s"]),
         },

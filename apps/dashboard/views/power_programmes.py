@@ -19,7 +19,7 @@ from apps.core.errors import DomainError, Forbidden, NotFound, VersionConflict
 from apps.dashboard import words
 from apps.dashboard.paging import slice_of
 from apps.dashboard.views.common import PAGE_SIZE, page, viewer_of
-from apps.dashboard.views.power_events import quarter_of
+from apps.dashboard.views.power_events import plain, quarter_of
 from apps.events import selectors as events
 from apps.power import programme_services, response_selectors
 from apps.power.models import MAX_PRICE, EmergencyPolicy, Programme
@@ -125,6 +125,7 @@ def programmes(request: HttpRequest) -> HttpResponse:
     )
     context = {
         "found": found,
+        "rows": [(one, plain(one.price_per_kwh), plain(one.penalty_per_kwh)) for one in found.rows],
         "targets": TARGETS,
         "methods": words.METHODS,
         "may_edit": policies.may_set_power(viewer_of(request)),
@@ -163,7 +164,7 @@ def programme(request: HttpRequest, programme_id: int) -> HttpResponse:
 def _form_of(row: Programme) -> ProgrammeForm:
     kept = {name: getattr(row, name) for name in ProgrammeForm.base_fields if hasattr(row, name)}
     for name in ("price_per_kwh", "penalty_per_kwh"):
-        kept[name] = format(kept[name].normalize(), "f")
+        kept[name] = plain(kept[name])
     if row.asked_emergency_policy:
         kept["emergency_policy"] = row.emergency_policy
     return ProgrammeForm(initial=kept)
