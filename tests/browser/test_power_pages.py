@@ -85,8 +85,8 @@ def test_filters_and_the_report_work_without_script(
     window.open("/power/events/")
     window.page.select_option("select[name=kind]", "drill")
     window.page.click("form.filters button")
-    assert window.page.locator("tbody tr").count() == 1
-    window.page.click("tbody a.name")
+    assert window.page.locator("main tbody tr").count() == 1
+    window.page.click("main tbody a.name")
 
     assert "Settlement of event" in window.page.inner_text("h1")
-    assert window.page.locator("table").first.locator("tbody tr").count() == 13
+    assert window.page.locator("main table").first.locator("main tbody tr").count() == 13
