@@ -595,68 +595,6 @@ class MeterSource(models.Model):
                 & Q(max_age_s__gte=F("every_s"), max_age_s__lte=LONGEST_AGE_S)
                 & Q(scale__gt=0, scale__lt=MAX_NUMBER),
                 name="meter_numbers_are_sane",
-
-
-class LossSource(models.TextChoices):
-    """Where the device-hours that an event cost are known from."""
-
-    ACTIONS = "actions", "counted from what was done to each job"
-    PLAN = "plan", "as the plan predicted"
-    NONE = "none", "nothing was done to any job"
-
-
-class SettlementReport(models.Model):
-    """What one event came to, as it was known then. Never changed, by a trigger: readings that come late give
-    another version beside it.
-
-    Columns repeat what lists search, sort and add up by; `document` is all of it.
-    """
-
-    event = models.ForeignKey(DemandResponseEvent, models.PROTECT, related_name="settlements")
-    number = models.PositiveIntegerField(help_text="Version of the report, from 1 on for each event.")
-    event_version = models.PositiveIntegerField(help_text="Of the event, as it was when this was made.")
-    settled_at = models.DateTimeField()
-    settled_by = models.ForeignKey(
-        User, models.PROTECT, null=True, blank=True, related_name="+", help_text="Empty: by itself."
-    )
-    outcome = models.CharField(max_length=10, choices=Outcome.choices)
-    performance = models.DecimalField(
-        max_digits=7, decimal_places=6, null=True, blank=True, help_text="Empty: it never bound."
-    )
-    target_wh = models.DecimalField(max_digits=20, decimal_places=6)
-    delivered_wh = models.DecimalField(max_digits=20, decimal_places=6, help_text="Negative: more was drawn.")
-    credited_wh = models.DecimalField(max_digits=20, decimal_places=6)
-    shortfall_wh = models.DecimalField(max_digits=20, decimal_places=6)
-    payment = models.DecimalField(max_digits=20, decimal_places=2)
-    penalty = models.DecimalField(max_digits=20, decimal_places=2)
-    net = models.DecimalField(max_digits=20, decimal_places=2)
-    currency = models.CharField(max_length=3)
-    lost_device_h = models.DecimalField(max_digits=20, decimal_places=6)
-    lost_source = models.CharField(max_length=10, choices=LossSource.choices)
-    n_jobs = models.PositiveIntegerField(help_text="That were curtailed.")
-    n_readings = models.PositiveIntegerField(help_text="That it was made from.")
-    digest = models.CharField(max_length=64, help_text="SHA-256, hex, of the document.")
-    document = models.JSONField(help_text="settlement.report.as_dict(), and what else is told of it.")
-
-    class Meta:
-        ordering = ["event_id", "number"]
-        constraints = [
-            models.UniqueConstraint(fields=["event", "number"], name="one_settlement_an_event_and_number"),
-            models.CheckConstraint(
-                condition=Q(
-                    outcome__in=[one for one in Outcome.values if one], lost_source__in=LossSource.values
-                ),
-                name="settlement_words_are_known",
-            ),
-            models.CheckConstraint(
-                condition=Q(number__gte=1, event_version__gte=1, digest__regex=r"^[0-9a-f]{64}$")
-                & Q(target_wh__gte=0, credited_wh__gte=0, shortfall_wh__gte=0, lost_device_h__gte=0)
-                & Q(payment__gte=0, penalty__gte=0, credited_wh__lte=F("target_wh"))
-                & (Q(performance=None) | Q(performance__gte=0, performance__lte=1)),
-                name="settlement_numbers_are_sane",
-            ),
-            models.CheckConstraint(
-                condition=Q(net=F("payment") - F("penalty")), name="settlement_net_is_payment_less_penalty"
             ),
         ]
 
@@ -742,4 +680,68 @@ class PowerHold(models.Model):
     why = models.CharField(max_length=300)
 
 
+class LossSource(models.TextChoices):
+    """Where the device-hours that an event cost are known from."""
+
+    ACTIONS = "actions", "counted from what was done to each job"
+    PLAN = "plan", "as the plan predicted"
+    NONE = "none", "nothing was done to any job"
+
+
+class SettlementReport(models.Model):
+    """What one event came to, as it was known then. Never changed, by a trigger: readings that come late give
+    another version beside it.
+
+    Columns repeat what lists search, sort and add up by; `document` is all of it.
+    """
+
+    event = models.ForeignKey(DemandResponseEvent, models.PROTECT, related_name="settlements")
+    number = models.PositiveIntegerField(help_text="Version of the report, from 1 on for each event.")
+    event_version = models.PositiveIntegerField(help_text="Of the event, as it was when this was made.")
+    settled_at = models.DateTimeField()
+    settled_by = models.ForeignKey(
+        User, models.PROTECT, null=True, blank=True, related_name="+", help_text="Empty: by itself."
+    )
+    outcome = models.CharField(max_length=10, choices=Outcome.choices)
+    performance = models.DecimalField(
+        max_digits=7, decimal_places=6, null=True, blank=True, help_text="Empty: it never bound."
+    )
+    target_wh = models.DecimalField(max_digits=20, decimal_places=6)
+    delivered_wh = models.DecimalField(max_digits=20, decimal_places=6, help_text="Negative: more was drawn.")
+    credited_wh = models.DecimalField(max_digits=20, decimal_places=6)
+    shortfall_wh = models.DecimalField(max_digits=20, decimal_places=6)
+    payment = models.DecimalField(max_digits=20, decimal_places=2)
+    penalty = models.DecimalField(max_digits=20, decimal_places=2)
+    net = models.DecimalField(max_digits=20, decimal_places=2)
+    currency = models.CharField(max_length=3)
+    lost_device_h = models.DecimalField(max_digits=20, decimal_places=6)
+    lost_source = models.CharField(max_length=10, choices=LossSource.choices)
+    n_jobs = models.PositiveIntegerField(help_text="That were curtailed.")
+    n_readings = models.PositiveIntegerField(help_text="That it was made from.")
+    digest = models.CharField(max_length=64, help_text="SHA-256, hex, of the document.")
+    document = models.JSONField(help_text="settlement.report.as_dict(), and what else is told of it.")
+
+    class Meta:
+        ordering = ["event_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["event", "number"], name="one_settlement_an_event_and_number"),
+            models.CheckConstraint(
+                condition=Q(
+                    outcome__in=[one for one in Outcome.values if one], lost_source__in=LossSource.values
+                ),
+                name="settlement_words_are_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(number__gte=1, event_version__gte=1, digest__regex=r"^[0-9a-f]{64}$")
+                & Q(target_wh__gte=0, credited_wh__gte=0, shortfall_wh__gte=0, lost_device_h__gte=0)
+                & Q(payment__gte=0, penalty__gte=0, credited_wh__lte=F("target_wh"))
+                & (Q(performance=None) | Q(performance__gte=0, performance__lte=1)),
+                name="settlement_numbers_are_sane",
+            ),
+            models.CheckConstraint(
+                condition=Q(net=F("payment") - F("penalty")), name="settlement_net_is_payment_less_penalty"
+            ),
+        ]
+
+    def __str__(self) -> str:
         return f"settlement {self.number} of event {self.event_id}"

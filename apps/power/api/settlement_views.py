@@ -16,10 +16,10 @@ from apps.core.api.body import parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
+from apps.power import response_bodies as bodies
 from apps.power import settlement_selectors, settlement_services
-from apps.power.api import response_bodies as bodies
-from apps.power.response_selectors import event_by_id
 from apps.power.models import SettlementReport
+from apps.power.response_selectors import event_by_id
 from apps.power.settlement.report import csv_of
 from apps.teams import policies
 from apps.teams.policies import person

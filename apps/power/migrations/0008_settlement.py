@@ -26,7 +26,7 @@ DROP FUNCTION power_settlement_is_immutable();
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('power', '0002_demand_response'),
+        ('power', '0007_holds'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
