@@ -206,6 +206,104 @@ def settlement_chart(
     return {"data": traces, "layout": layout}
 
 
+def _line(name: str, points: Sequence[tuple[datetime, float]], colour: str, **line: Any) -> Figure:
+    """A line of kW."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [_local(at) for at, _ in points],
+        "y": [round(watts / 1000, 3) for _, watts in points],
+        "line": {"color": _var(colour), **line},
+        "hovertemplate": "%{y:.1f} kW",
+    }
+
+
+def _band(start_at: datetime, end_at: datetime) -> Figure:
+    """The time of an event."""
+    return {
+        "type": "rect",
+        "x0": _local(start_at),
+        "x1": _local(end_at),
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "fillcolor": "var(--sy-band)",
+        "line": {"width": 0},
+        "layer": "below",
+    }
+
+
+def _kw_layout(begin_at: datetime, end_at: datetime, watts: Iterable[float], shapes: list[Figure]) -> Figure:
+    """Axes of a chart of kW that does not begin at 0, as its axis says."""
+    levels = [one / 1000 for one in watts]
+    low, high = min(levels, default=0.0), max(levels, default=1.0)
+    pad = max((high - low) * 0.12, high * 0.01, 0.01)
+    return {
+        "xaxis": {
+            "type": "date",
+            "tickformat": "%H:%M\n%a %-d %b",
+            "range": [_local(begin_at), _local(end_at)],
+        },
+        "yaxis": {
+            "range": [max(0.0, low - pad), high + pad],
+            "nticks": 5,
+            "title": {"text": "kW, not from 0"},
+        },
+        "shapes": shapes,
+        "meta": _SMALL,
+    }
+
+
+def plan_chart(
+    curve: Sequence[tuple[datetime, float]],
+    *,
+    base_w: float,
+    limit_w: float,
+    start_at: datetime,
+    end_at: datetime,
+    now: datetime,
+) -> Figure:
+    """A plan before it is committed: the load without it and with it, against the limit while that binds."""
+    lasts = end_at - now
+    begin_at, until_at = now - lasts / 12, end_at + lasts / 12
+    traces = [
+        _line("Without plan", [(begin_at, base_w), (until_at, base_w)], "slate", width=1.6, dash="dash"),
+        _line("With plan", [(begin_at, base_w), *curve], "blue", width=2.4),
+        _line("Limit", [(start_at, limit_w), (end_at, limit_w)], "verm", width=3),
+    ]
+    levels = [base_w, limit_w, *(watts for _, watts in curve)]
+    return {
+        "data": traces,
+        "layout": _kw_layout(begin_at, until_at, levels, [_band(start_at, end_at), _now_line(now)]),
+    }
+
+
+def event_chart(
+    load: Sequence[tuple[datetime, float]],
+    *,
+    limit_w: float | None,
+    reference_w: float | None,
+    begin_at: datetime,
+    start_at: datetime,
+    end_at: datetime,
+    until_at: datetime,
+    now: datetime,
+) -> Figure:
+    """An event: the load by minute against its target, and what it counts from."""
+    traces = [_line("Load", load, "blue", width=2.2)]
+    levels = [watts for _, watts in load]
+    if reference_w is not None:
+        points = [(begin_at, reference_w), (until_at, reference_w)]
+        traces.append(_line("Reference", points, "slate", width=1.6, dash="dash"))
+        levels.append(reference_w)
+    if limit_w is not None:
+        traces.append(_line("Limit", [(start_at, limit_w), (end_at, limit_w)], "verm", width=3))
+        levels.append(limit_w)
+    shapes = [_band(start_at, end_at), _now_line(now)]
+    return {"data": traces, "layout": _kw_layout(begin_at, until_at, levels, shapes)}
+
+
 def thinned(points: Iterable[tuple[datetime, float]], most: int) -> list[tuple[datetime, float]]:
     """At most about `most` of the points, evenly taken; the last one stays."""
     every = list(points)

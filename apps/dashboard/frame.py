@@ -13,6 +13,7 @@ from apps.inventory import selectors as inventory
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.models import Pass
+from apps.scheduling.response import selectors as response
 from apps.teams import selectors as teams
 from apps.teams.models import User
 
@@ -48,7 +49,7 @@ _LABELS: Final = {
     "nodes": ("Nodes", "server-2"),
     "reservations": ("Reservations", "calendar-event"),
     "quotas": ("Quotas", "users-group"),
-    "power": ("Power", "bolt"),
+    "power": ("Power & response", "bolt"),
     "passes": ("Scheduler", "activity"),
     "policy": ("Policy", "adjustments"),
     "audit": ("Audit trail", "history"),
@@ -71,7 +72,7 @@ class Frame:
         path = self._request.path
         owner = next((name for prefix, name in _BELONGS_TO.items() if path.startswith(prefix)), "")
         is_current = owner == key or (path == url if url == "/" else path.startswith(url))
-        short = {"reservations": "Reserve"}.get(key, label)
+        short = {"reservations": "Reserve", "power": "Power"}.get(key, label)
         return Link(key, label, icon, url, is_current, short)
 
     @property
@@ -106,6 +107,11 @@ class Frame:
         return (
             float(sum(ms for ms in self.last_pass.phase_ms.values() if isinstance(ms, int | float))) or None
         )
+
+    @cached_property
+    def grid_event(self) -> response.Standing | None:
+        """The demand-response event that everybody should know of; one query."""
+        return response.event_of_the_hour(self.now)
 
     @property
     def person(self) -> str:

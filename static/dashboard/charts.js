@@ -75,6 +75,16 @@
   const all = () => [...document.querySelectorAll(".chart[data-figure]")];
   const start = () => all().forEach(read);
   if (document.fonts && document.fonts.ready) document.fonts.ready.then(start); else start();
+  /* A part that was put in anew brings its charts: each is drawn in a fresh box, for the old drawing went with the old part. */
+  document.addEventListener("htmx:afterSettle", (event) => {
+    for (const el of event.detail.target.querySelectorAll(".chart[data-figure]")) {
+      const old = el.querySelector(".plot"), fresh = document.createElement("div");
+      fresh.className = old.className.replace("js-plotly-plot", "").trim();
+      if (window.Plotly) Plotly.purge(old);
+      old.replaceWith(fresh);
+      read(el);
+    }
+  });
   document.addEventListener("sy:theme", () => all().forEach(draw));
   for (const period of ["5", "15", "60"]) {
     document.body.addEventListener("sy:tick" + period, () => {

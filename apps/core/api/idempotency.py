@@ -78,6 +78,27 @@ def answer_once(
         return response
 
 
+def done_once(*, user: Any, key: str, act: Callable[[], int]) -> tuple[int, bool]:
+    """What `act` gives, an id, and True; or what it gave the first time this person used this key, and False.
+
+    For forms, which answer with a page and no body. The key is kept in the transaction of what is done.
+    """
+    answers: Any = apps.get_model(settings.SWITCHYARD_IDEMPOTENT_ANSWERS)._default_manager
+    fingerprint = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    with transaction.atomic():
+        kept, is_new = answers.get_or_create(
+            user=user,
+            key=f"form {fingerprint}",
+            defaults={"fingerprint": fingerprint, "created_at": clock.now()},
+        )
+        if not is_new:
+            return int(kept.body["id"]), False
+        done = act()
+        kept.status, kept.body = 200, {"id": done}
+        kept.save(update_fields=["status", "body"])
+        return done, True
+
+
 def _fingerprint(request: Request) -> str:
     body = json.dumps(request.data, sort_keys=True, separators=(",", ":"), default=str)
     said = "\n".join((str(request.method), request.path, body))

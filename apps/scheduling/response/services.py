@@ -88,6 +88,12 @@ def commit(
     )
 
 
+def is_preview_for(inputs_hash: str, *, event_id: int, wish: Wish) -> bool:
+    """Whether a plan of this hash was worked out for this very wish; of no plan at all nothing is said."""
+    plan = CurtailmentPlan.objects.filter(event_id=event_id, inputs_hash=inputs_hash).first()
+    return plan is None or _wish_of(plan) == wish
+
+
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """A plan for an event that nobody has announced yet; nothing of it is in any table.
