@@ -43,7 +43,7 @@ class Row:
         if self.is_pause:
             return "pause without a save" if self.facts["unsaved_s"] is not None else "save, then pause"
         share = formats.share(self.facts["share"])
-        return f"cap {share} · {formats.power(self.facts['cap_w'])} a device"
+        return f"cap {share}, {formats.count(self.facts['cap_w'])}{formats.SPACE}W a device"
 
     @property
     def shed_w(self) -> float:

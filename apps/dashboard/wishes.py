@@ -32,6 +32,8 @@ _TEXTS: Final = (
     "exempt_jobs",
 )
 _FIELDS: Final = (*_TEXTS, "levers", "exempt_teams")
+_ASKED_ALWAYS: Final = ("levers", "exempt_jobs")
+_ASKED: Final = ("kind", "value", "domain", "start", "minutes", "until", *_ASKED_ALWAYS)
 _FIELD_OF_PATH: Final = {
     "target_kind": "kind",
     "start_at": "start",
@@ -195,12 +197,12 @@ class WishForm:
         return timezone.make_aware(then) if timezone.is_naive(then) else then
 
 
-def context_of(form: WishForm) -> Mapping[str, Any]:
-    """What the templates of the form read."""
+def context_of(form: WishForm, *, is_announced: bool) -> Mapping[str, Any]:
+    """What the templates of the form read; of an event that is announced only its levers and exemptions are asked."""
     return {
         "form": form,
         "v": form.values,
-        "fields": _FIELDS,
+        "fields": _ASKED_ALWAYS if is_announced else _ASKED,
     }
 
 

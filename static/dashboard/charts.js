@@ -43,6 +43,7 @@
   }
 
   const figures = new WeakMap();
+  const drawn = new WeakMap(); // by box: the promise of its last drawing
   function draw(el) {
     const figure = figures.get(el);
     if (!figure || !window.Plotly) return;
@@ -53,7 +54,7 @@
     const box = el.querySelector(".plot");
     const placeholder = el.querySelector(".placeholder");
     if (placeholder) placeholder.remove();
-    Plotly.react(box, resolve(figure.data), layout, CONFIG);
+    drawn.set(box, Plotly.react(box, resolve(figure.data), layout, CONFIG));
   }
   function read(el) {
     const source = document.getElementById(el.dataset.figure);
@@ -75,15 +76,23 @@
   const all = () => [...document.querySelectorAll(".chart[data-figure]")];
   const start = () => all().forEach(read);
   if (document.fonts && document.fonts.ready) document.fonts.ready.then(start); else start();
-  /* A part that was put in anew brings its charts: each is drawn in a fresh box, for the old drawing went with the old part. */
-  document.addEventListener("htmx:afterSettle", (event) => {
-    for (const el of event.detail.target.querySelectorAll(".chart[data-figure]")) {
+  /* A part that was put in anew brings its charts: each is drawn once in a fresh box, for the old drawing went with the
+     old part. A drawing that is under way is let finish before its box is given up. */
+  const renewed = new Set();
+  function renew() {
+    for (const el of renewed) {
       const old = el.querySelector(".plot"), fresh = document.createElement("div");
       fresh.className = old.className.replace("js-plotly-plot", "").trim();
-      if (window.Plotly) Plotly.purge(old);
       old.replaceWith(fresh);
+      Promise.resolve(drawn.get(old)).catch(() => {}).then(() => { if (window.Plotly) Plotly.purge(old); });
       read(el);
     }
+    renewed.clear();
+  }
+  document.addEventListener("htmx:afterSettle", (event) => {
+    const found = event.detail.target.querySelectorAll(".chart[data-figure]");
+    if (found.length && !renewed.size) setTimeout(renew, 0);
+    found.forEach((el) => renewed.add(el));
   });
   document.addEventListener("sy:theme", () => all().forEach(draw));
   for (const period of ["5", "15", "60"]) {

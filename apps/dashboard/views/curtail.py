@@ -249,7 +249,7 @@ def _context(
     stale_note: str = "",
 ) -> dict[str, Any]:
     return {
-        **context_of(form),
+        **context_of(form, is_announced=event is not None),
         "shown": shown,
         "event": event,
         "is_part": is_part,
@@ -283,14 +283,18 @@ def _show(
 
 def _domains() -> list[Domain]:
     """Where a target may be set, the widest first; of very many racks none, their rows stand for them."""
-    order = [*POWER_KINDS]
-    found = [one for one in power.power_domains() if one.kind in order]
+    found = [one for one in power.power_domains() if one.kind in POWER_KINDS]
     if sum(one.kind == DomainKind.RACK for one in found) > _MOST_RACKS:
         found = [one for one in found if one.kind != DomainKind.RACK]
     return sorted(found, key=lambda one: (_RANK.get(one.kind, 9), one.name))
 
 
-_RANK: Final = {DomainKind.FACILITY: 0, DomainKind.HALL: 1, DomainKind.ROW: 2, DomainKind.RACK: 3}
+_RANK: Final[dict[str, int]] = {
+    DomainKind.FACILITY: 0,
+    DomainKind.HALL: 1,
+    DomainKind.ROW: 2,
+    DomainKind.RACK: 3,
+}
 
 
 def _asked_domain(request: HttpRequest, domains: list[Domain]) -> str:

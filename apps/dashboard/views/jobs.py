@@ -32,6 +32,7 @@ from apps.jobs.models import Allocation, Job
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.expected_end import expected_end
 from apps.scheduling.models import Reason
+from apps.scheduling.response import selectors as response
 from apps.teams import policies
 from apps.teams.models import User
 
@@ -317,6 +318,8 @@ def _body(seen: Seen) -> dict[str, Any]:
     context["end"] = expected_end(seen.job, context["reason"], clock.now())
     context["events"] = list(_events_of(seen)[:_N_EVENTS])
     context["checks"] = _checks(context["reason"]) if context["is_waiting"] else []
+    is_held_down = seen.job.state in (State.RUNNING, State.PAUSING, State.PAUSED)
+    context["hold"] = response.hold_on(seen.job.pk, clock.now()) if is_held_down else None
     context["ahead"] = selectors.ahead_of([seen.job]).get(seen.job.pk)
     if latest is not None and not context["is_waiting"]:
         shares = selectors.node_shares([latest.pk], selectors.group_names(seen.job))[latest.pk]

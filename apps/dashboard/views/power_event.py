@@ -1,4 +1,4 @@
-"""One demand-response event: where it stands, target against load, what is done to which job, and how to call it off."""
+"""One demand-response event: where it stands, target against load, what is done to which job, and calling it off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

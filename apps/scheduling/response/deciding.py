@@ -23,7 +23,7 @@ from apps.power.curtailment.facts import (
 from apps.power.curtailment.options import MICRO, candidate_of
 from apps.power.curtailment.schedule import HARD, Schedule, Step, schedule
 from apps.power.models import DemandResponseEvent
-from apps.power.plan_services import ActionDraft, PlanDraft
+from apps.power.plan_services import EXPIRES_AFTER, ActionDraft, PlanDraft
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import response_of
 from apps.scheduling.response.site import TDP_DERIVED, RunningJob, Site
@@ -141,8 +141,7 @@ def decide(
     target_w = limit_it_w(response_of(event), domain.meter)
     if target_w is None:
         return None
-    begins_at = max(event.start_at, at)
-    window_s = max(1.0, (event.end_at - begins_at).total_seconds())
+    window_s = max(1.0, _window_s(event, at))
     base_w = domain_w(site, domain.id)
     jobs: list[RunningJob] = []
     candidates: list[Candidate] = []
@@ -175,6 +174,16 @@ def decide(
         schedule=decided,
         inputs_hash=hash_of(event, wish, draft.actions, site),
     )
+
+
+def _window_s(event: DemandResponseEvent, at: datetime) -> float:
+    """How long a plan made now costs something.
+
+    Of an event that has just begun all of it counts, as long as a preview is good: between jobs that are equally
+    good a window that shrinks by the second would choose others with each look, and no preview could be committed.
+    """
+    begins_at = event.start_at if at < event.start_at + EXPIRES_AFTER else at
+    return max(0.0, (event.end_at - begins_at).total_seconds())
 
 
 def domain_w(site: Site, domain_id: int) -> float:
@@ -363,8 +372,7 @@ def _action(step: Step, job: RunningJob, held: Held, at: datetime) -> ActionDraf
 def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) -> dict[str, Any]:
     """One touched job, for people."""
     option = step.option
-    begins_at = max(event.start_at, at)
-    window_s = max(0.0, (event.end_at - begins_at).total_seconds())
+    window_s = _window_s(event, at)
     rate = job.kind.curve.rate(option.cap, job.draw_w) if option.lever is Lever.CAP else 0.0
     moves_s = window_s * (1.0 - rate) + (job.restart_s if option.lever in HARD else 0.0)
     return {
@@ -407,7 +415,7 @@ def _deferred_s(
     decided: Schedule, by_id: Mapping[int, RunningJob], event: DemandResponseEvent, at: datetime
 ) -> float:
     """Device-seconds of work that come later, without what is lost for good."""
-    window_s = max(0.0, (event.end_at - max(event.start_at, at)).total_seconds())
+    window_s = _window_s(event, at)
     total = 0.0
     for allocation_id, option in decided.lasting.chosen(decided.problem).items():
         job = by_id[allocation_id]

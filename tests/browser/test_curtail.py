@@ -1,0 +1,210 @@
+"""A curtailment in a real browser, from the first page to the cancel, as somebody who has never seen it would do it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from apps.core import clock
+from apps.dashboard.tests.curtailed import add_work, read, share_of, work_through
+from apps.events.models import Event
+from apps.jobs.models import Job
+from apps.power.models import CurtailmentPlan, DemandResponseEvent, PowerReading
+from apps.power.response_services import cancel_event
+from tests.browser.conftest import DESKTOP, PHONE, OpenWindow, Site, Window
+from tests.browser.test_pages import axe_findings
+
+SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+
+
+@pytest.fixture(scope="module")
+def work(site: Site) -> dict[str, Job]:
+    return add_work(site.facility, at=clock.now())
+
+
+@pytest.fixture(autouse=True)
+def quiet(site: Site, work: dict[str, Job]) -> None:
+    """No event of the test before is open any more, and the meter is back where it was."""
+    at = clock.now()
+    for event in DemandResponseEvent.objects.filter(cancelled_at=None):
+        cancel_event(event_id=event.pk, actor=site.facility.operator, at=at)
+    for _ in range(3):
+        work_through(at=clock.now())
+    DemandResponseEvent.objects.filter(released_at=None).update(released_at=clock.now())
+    PowerReading.objects.filter(domain__name="Hall A").delete()
+    read(clock.now())
+
+
+def look_at(window: Window, name: str) -> None:
+    """A picture for a person to look at, where a folder for them is named."""
+    if folder := os.environ.get("SHOTS"):
+        window.page.wait_for_timeout(400)
+        window.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+def to_the_dialog(page: Page, size: dict[str, int]) -> None:
+    """By what can be seen alone."""
+    if size == PHONE:
+        page.get_by_role("navigation", name="Quick navigation").get_by_role("link", name="Power").click()
+    else:
+        page.get_by_role("navigation").get_by_role("link", name="Power & response").click()
+    if page.get_by_role("heading", name="Plan curtailment").count() == 0:
+        page.get_by_role("link", name="Plan curtailment").first.click()
+    expect(page.get_by_role("heading", name="Plan curtailment")).to_be_visible()
+
+
+def fill(page: Page, kw: str, *, reason: str = "the grid asks for it") -> None:
+    page.get_by_label("Where").select_option("Hall A")
+    page.get_by_label("kW", exact=True).fill(kw)
+    page.get_by_label("Reason").fill(reason)
+
+
+@SIZES
+def test_an_operator_finds_previews_commits_and_cancels(
+    site: Site, work: dict[str, Job], open_window: OpenWindow, size: dict[str, int]
+) -> None:
+    window = open_window(site.facility.operator, size=size)
+    page, name = window.page, f"{size['width']}"
+    window.open("/")
+    to_the_dialog(page, size)
+    look_at(window, f"{name}-empty")
+    n_events, n_plans = DemandResponseEvent.objects.count(), CurtailmentPlan.objects.count()
+    fill(page, "4")
+    expect(page.locator("#preview")).to_contain_text("of 4.0 kW")
+    expect(page.locator("#preview .plotly .main-svg").first).to_be_visible()
+    assert (DemandResponseEvent.objects.count(), CurtailmentPlan.objects.count()) == (n_events, n_plans)
+    assert window.troubles_here() + axe_findings(window) == []
+    look_at(window, f"{name}-preview")
+
+    page.get_by_role("button", name="Commit · starts now").click()
+    expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
+    expect(page.locator("#event-phase")).to_contain_text("Active")
+    work_through(at=clock.now())
+    read(clock.now(), 29_000.0)
+    page.reload()
+    expect(page.locator("#event-body")).to_contain_text("Verified")
+    expect(page.locator("#ribbon")).to_contain_text("Grid event active")
+    assert window.troubles_here() + axe_findings(window) == []
+    look_at(window, f"{name}-active")
+    slowed = [one for one in work.values() if (share_of(one) or 1.0) < 1.0]
+    assert slowed
+    page.goto(f"{site.url}/jobs/{slowed[0].pk}/")
+    expect(page.locator("#grid-hold")).to_contain_text("grid event")
+    page.get_by_role("link", name="Open event").click()
+
+    page.get_by_role("button", name="Cancel event").click()
+    page.locator("#cancel-reason").fill("called off")
+    look_at(window, f"{name}-cancel")
+    page.get_by_role("button", name="Cancel the event").click()
+    expect(page.locator(".toast")).to_contain_text("cancelled")
+    work_through(at=clock.now())
+    assert {share_of(one) for one in work.values()} <= {1.0, None}
+    page.get_by_role("link", name="audit trail of this event").click()
+    for act in ("announced", "committed", "cancelled"):
+        expect(page.locator("main")).to_contain_text(act)
+    assert window.troubles_here() == []
+
+
+@SIZES
+def test_what_cannot_be_met_is_said_first_and_a_job_is_let_go(
+    site: Site, work: dict[str, Job], open_window: OpenWindow, size: dict[str, int]
+) -> None:
+    window = open_window(site.facility.operator, size=size)
+    page, name = window.page, f"{size['width']}"
+    window.open("/power/curtail/")
+    fill(page, "16")
+    expect(page.locator("#infeasible")).to_contain_text("cannot be met")
+    expect(page.get_by_role("button", name="Commit best effort")).to_be_visible()
+    look_at(window, f"{name}-infeasible")
+    row = page.locator(f"#touch-{work['sweep-unsaved'].pk}")
+    expect(row).to_contain_text("pause without a save")
+    row.get_by_role("checkbox").click()
+    expect(page.locator("#left-alone")).to_contain_text("sweep-unsaved")
+    expect(row).to_have_count(0)
+    page.locator("#left-alone").get_by_role("checkbox").click()
+    expect(row).to_have_count(1)
+    page.locator("#relaxations").get_by_role("checkbox").first.click()
+    expect(page.locator("#allowed")).to_be_visible()
+    expect(page.locator("#commit-bar")).to_contain_text("Type Hall A to confirm")
+    look_at(window, f"{name}-relaxed")
+    assert window.troubles_here() + axe_findings(window) == []
+    page.get_by_role("button", name="Commit best effort").click()
+    expect(page.locator("#error-confirmation")).to_contain_text("Hall A")
+    page.locator("#confirmation").fill("Hall A")
+    page.get_by_role("button", name="Commit best effort").click()
+    expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
+
+
+def test_a_fault_stands_beside_its_field_while_somebody_types(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.operator)
+    window.open("/power/curtail/")
+    window.page.get_by_label("kW", exact=True).fill("much")
+    expect(window.page.locator("#error-value")).to_contain_text("must be a number")
+    window.page.get_by_label("kW", exact=True).fill("3")
+    expect(window.page.locator("#error-value")).to_be_hidden()
+    window.page.get_by_label("For, minutes").fill("0")
+    expect(window.page.locator("#error-minutes")).to_contain_text("more than 0")
+
+
+def test_without_script_a_button_previews_and_a_button_commits(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.operator, script=False)
+    page = window.page
+    window.open("/power/curtail/")
+    fill(page, "4")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("#preview")).to_contain_text("Expected")
+    page.get_by_role("button", name="Commit · starts now").click()
+
+    expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
+
+
+def test_two_clicks_make_one_event(site: Site, open_window: OpenWindow) -> None:
+    window = open_window(site.facility.operator)
+    page = window.page
+    window.open("/power/curtail/")
+    fill(page, "4")
+    expect(page.locator("#preview")).to_contain_text("of 4.0 kW")
+    n_events = DemandResponseEvent.objects.count()
+    page.get_by_role("button", name="Commit · starts now").dblclick()
+    expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
+
+    assert DemandResponseEvent.objects.count() == n_events + 1
+
+
+@SIZES
+def test_a_viewer_sees_the_event_and_no_way_to_change_it(
+    site: Site, open_window: OpenWindow, size: dict[str, int]
+) -> None:
+    operator = open_window(site.facility.operator)
+    operator.open("/power/curtail/")
+    fill(operator.page, "4")
+    expect(operator.page.locator("#preview")).to_contain_text("of 4.0 kW")
+    operator.page.get_by_role("button", name="Commit · starts now").click()
+    expect(operator.page.get_by_role("heading", name="Grid event")).to_be_visible()
+    event = DemandResponseEvent.objects.latest("id")
+
+    window = open_window(site.facility.viewer, size=size, scheme="dark")
+    window.open("/")
+    window.page.get_by_role("link", name="Open event").click()
+    expect(window.page.get_by_role("heading", name="Grid event")).to_be_visible()
+    assert window.page.locator("main button, main form").count() == 0
+    assert window.page.get_by_role("link", name="Plan", exact=True).count() == 0
+    assert window.troubles_here() + axe_findings(window) == []
+    look_at(window, f"{size['width']}-viewer-dark")
+    answer = window.page.goto(f"{site.url}/power/curtail/")
+    assert answer is not None
+    assert answer.status == 403
+    assert not Event.objects.filter(actor=site.facility.viewer, subject_id=event.pk).exists()
+
+
+@pytest.mark.parametrize(("size", "name"), [(DESKTOP, "1440"), (PHONE, "390")])
+def test_the_dark_pages_have_no_barriers(
+    site: Site, open_window: OpenWindow, size: dict[str, int], name: str
+) -> None:
+    window = open_window(site.facility.operator, size=size, scheme="dark")
+    window.open("/power/curtail/")
+    fill(window.page, "16")
+    expect(window.page.locator("#infeasible")).to_contain_text("cannot be met")
+    assert window.troubles_here() + axe_findings(window) == []
+    look_at(window, f"{name}-infeasible-dark")
