@@ -262,7 +262,9 @@ SWITCHYARD_TOKEN_AUTHENTICATOR = "apps.jobs.tokens.authenticate"  # noqa: S105  
 SWITCHYARD_WRONG_TOKEN_COUNTER = "apps.teams.throttles.note_wrong_token"  # noqa: S105  (a function, no secret)
 SWITCHYARD_IDEMPOTENT_ANSWERS = "teams.IdempotentAnswer"
 # Roles that must be seen in the database before /readyz says yes.
-SWITCHYARD_READY_ROLES = environment.words("READY_ROLES", ["planning", "execution", "power", "beat"])
+SWITCHYARD_READY_ROLES = environment.words(
+    "READY_ROLES", ["planning", "execution", "power", "beat", "watchdog"]
+)
 # Real facility and workload traces; tests that read them say so when they are absent.
 SWITCHYARD_TRACES = Path(os.environ.get("SWITCHYARD_TRACES", BASE_DIR.parent / "shared" / "traces"))
 

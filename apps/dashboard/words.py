@@ -5,6 +5,7 @@ from typing import Final
 
 from apps.inventory.models import Health
 from apps.jobs.lifecycle import State
+from apps.power.models import AlarmKind
 from apps.power.response import Phase
 from apps.power.telemetry.facts import How
 
@@ -53,6 +54,14 @@ STATES: Final[dict[str, Word]] = {
 HELD: Final = Word("Held", "lock")
 STOPPING: Final = Word("Stopping", "ban", "warn")
 SLOWED: Final = Word("Slowed", "trending-down", "warn")
+
+# Tone and icon of what the watchdog found, the gravest first.
+ALARMS: Final[dict[str, tuple[str, str]]] = {
+    AlarmKind.OVER_LIMIT: ("bad", "bolt"),
+    AlarmKind.CONTROLLER_SILENT: ("bad", "plug"),
+    AlarmKind.WATCHDOG_BLIND: ("bad", "alert-triangle"),
+    AlarmKind.STALE_READINGS: ("warn", "activity"),
+}
 
 HEALTH: Final[dict[str, Word]] = {
     Health.HEALTHY: Word("Healthy", "circle-check", "ok"),

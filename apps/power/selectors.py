@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db.models import Case, IntegerField, QuerySet, Value, When
 
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
-from apps.power.models import PowerLimit, PowerReading
+from apps.power.models import PowerAlarm, PowerLimit, PowerReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +120,9 @@ def latest_readings(domain_ids: Sequence[int]) -> dict[int, PowerReading]:
 def readings_of(domain: Domain, *, begin_at: datetime, end_at: datetime) -> QuerySet[PowerReading]:
     """Readings of one domain in [begin_at, end_at)."""
     return PowerReading.objects.filter(domain=domain, at__gte=begin_at, at__lt=end_at)
+
+
+def alarms() -> QuerySet[PowerAlarm]:
+    """What the watchdog found wrong, with `is_over`: 0 for those that are open, 1 for the others."""
+    is_over = Case(When(cleared_at=None, then=Value(0)), default=Value(1), output_field=IntegerField())
+    return PowerAlarm.objects.select_related("domain").annotate(is_over=is_over)

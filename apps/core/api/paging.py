@@ -41,7 +41,10 @@ def page(
     """
     limit = limit_of(request)
     if cursor := request.query_params.get("cursor"):
-        queryset = queryset.filter(_after(order, _read(cursor, order, queryset.model)))
+        try:
+            queryset = queryset.filter(_after(order, _read(cursor, order, queryset.model)))
+        except (ValueError, TypeError):  # the value of an annotation, which no column has looked at
+            raise _bad_cursor() from None
     rows = list(queryset.order_by(*order)[: limit + 1])
     has_more = len(rows) > limit
     rows = rows[:limit]
@@ -110,8 +113,12 @@ def _write(order: Sequence[str], row: Model) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
+def _bad_cursor() -> InvalidInput:
+    return InvalidInput.of("cursor", "is not a cursor of this list in this order", "bad_cursor")
+
+
 def _read(cursor: str, order: Sequence[str], model: type[Model]) -> list[Any]:
-    bad = InvalidInput.of("cursor", "is not a cursor of this list in this order", "bad_cursor")
+    bad = _bad_cursor()
     if len(cursor) > _LONGEST_CURSOR:
         raise bad
     try:

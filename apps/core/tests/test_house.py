@@ -15,5 +15,5 @@ def test_the_database_is_postgresql_and_migrated():
 @pytest.mark.django_db
 def test_health_answers_without_signing_in(client):
     assert client.get("/healthz").status_code == 200
-    assert client.get("/readyz").json()["missing"] == ["beat", "execution", "planning", "power"]
+    assert client.get("/readyz").json()["missing"] == ["beat", "execution", "planning", "power", "watchdog"]
     assert client.get("/metrics").status_code == 200

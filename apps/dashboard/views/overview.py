@@ -21,7 +21,7 @@ from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.inventory.models import DomainKind, Health
 from apps.power import selectors as power
-from apps.power.models import PowerReading
+from apps.power.models import AlarmKind, PowerAlarm, PowerReading
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 
@@ -29,6 +29,7 @@ PERIODS: Final = {"6h": timedelta(hours=6), "24h": timedelta(hours=24), "7d": ti
 _MOST_POINTS: Final = 288
 _MOST_TEAMS: Final = 50
 _MOST_ATTENTION: Final = 4
+_MOST_ALARMS: Final = 50
 
 
 @page
@@ -188,8 +189,31 @@ class Attention:
 
 
 def _attention(known: Known) -> dict[str, Any]:
-    found = [*_lost_clusters(known.at), *_sick_nodes(), *_refused_pass(known), *_waiting_at_quota(known)]
+    found = [
+        *_power_alarms(),
+        *_lost_clusters(known.at),
+        *_sick_nodes(),
+        *_refused_pass(known),
+        *_waiting_at_quota(known),
+    ]
     return {"attention": found[:_MOST_ATTENTION]}
+
+
+def _power_alarms() -> list[Attention]:
+    """What the watchdog has open; one line a kind, so that a hall of silent meters hides nothing else."""
+    by_kind: dict[str, list[PowerAlarm]] = defaultdict(list)
+    for alarm in power.alarms().filter(cleared_at=None).order_by("raised_at", "id")[:_MOST_ALARMS]:
+        by_kind[alarm.kind].append(alarm)
+    found = []
+    for kind in sorted(by_kind, key=list(words.ALARMS).index):
+        rows = by_kind[kind]
+        more = f" And {len(rows) - 1} more." if len(rows) > 1 else ""
+        tone, icon = words.ALARMS[kind]
+        title = str(AlarmKind(kind).label).capitalize()
+        found.append(
+            Attention(title, rows[0].message + more, reverse("dashboard:nodes"), "Nodes", icon, tone)
+        )
+    return found
 
 
 def _lost_clusters(at: datetime) -> list[Attention]:

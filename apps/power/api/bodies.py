@@ -1,7 +1,7 @@
 """What goes in and comes out: limits and readings."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -20,9 +20,11 @@ from apps.core.strict import (
 )
 from apps.inventory.models import Domain
 from apps.power.meter_services import MeterDraft
-from apps.power.models import LONGEST_AGE_S, MeterSource, PowerLimit, PowerReading
+from apps.power.models import LONGEST_AGE_S, MeterSource, PowerAlarm, PowerLimit, PowerReading
 from apps.power.selectors import it_limit_w, tightest_w
 from apps.power.services import Reading
+
+AlarmWord = Literal["controller_silent", "over_limit", "stale_readings", "watchdog_blind"]
 
 
 class LimitPatch(Strict):
@@ -207,4 +209,26 @@ class PowerDomainOut(Out):
             max_age_s=limit.max_age_s,
             version=limit.version,
             latest=None if reading is None else ReadingOut.of(reading),
+        )
+
+
+class AlarmOut(Out):
+    """`cleared_at` is null as long as it is open; `domain` is null where it is about the whole site."""
+
+    id: int
+    kind: AlarmWord
+    domain: str | None
+    raised_at: datetime
+    cleared_at: datetime | None
+    message: str
+
+    @classmethod
+    def of(cls, row: PowerAlarm) -> "AlarmOut":
+        return cls(
+            id=row.pk,
+            kind=cast(AlarmWord, row.kind),
+            domain=None if row.domain is None else row.domain.name,
+            raised_at=row.raised_at,
+            cleared_at=row.cleared_at,
+            message=row.message,
         )

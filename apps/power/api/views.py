@@ -66,6 +66,25 @@ class PowerDomainView(APIView):
         return Response(_rendered([_domain(name)])[0])
 
 
+class PowerAlarmsView(APIView):
+    @extend_schema(
+        summary="Alarms of the watchdog: open ones first, then the latest",
+        parameters=[OpenApiParameter("open", str, enum=["true", "false"])],
+        responses=page_schema(bodies.AlarmOut),
+    )
+    def get(self, request: Request) -> Response:
+        refuse_unknown_parameters(request, "open")
+        rows = selectors.alarms()
+        if (word := request.query_params.get("open")) is not None:
+            if word not in ("true", "false"):
+                raise InvalidInput.of("open", "must be true or false", "not_a_choice")
+            rows = rows.filter(cleared_at__isnull=word == "true")
+        order = ["is_over", "-raised_at", "-id"]
+        return Response(
+            page(rows, request, order=order, render=lambda row: bodies.AlarmOut.of(row).model_dump())
+        )
+
+
 class PowerReadingsView(APIView):
     @extend_schema(
         summary="What a domain was seen to draw",
