@@ -89,4 +89,4 @@ def test_filters_and_the_report_work_without_script(
     window.page.click("main tbody a.name")
 
     assert "Settlement of event" in window.page.inner_text("h1")
-    assert window.page.locator("main table").first.locator("main tbody tr").count() == 13
+    assert window.page.locator("main table").first.locator("tbody tr").count() == 13
