@@ -140,7 +140,8 @@ def _first_line(error: Exception) -> str:
 def _rows(sql: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
-        return cursor.fetchall()
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
 
 
 # Alarms ------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def merged(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, d
 
 def _cap(side: Mapping[str, Any], job: JobFacts) -> float | None:
     """A cap as a share of TDP; it may be told as that, or in watts a device."""
-    share, watts = _number(side.get("cap")), _number(side.get("cap_w"))
+    share, watts = _number(side.get("share", side.get("cap"))), _number(side.get("cap_w"))
     if share is not None:
         return share
     return watts / job.tdp_w if watts is not None and job.tdp_w else None
