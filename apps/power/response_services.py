@@ -54,7 +54,8 @@ class EventDraft:
     Attributes:
         value: Watts at the meter for a facility, of IT load below it; or a level, 0 to 3.
         notified_at: None: now.
-        ramp_start_at: None: as long before the start as the programme ramps; without one, from the notice on.
+        ramp_start_at: None: as long before the start as the programme ramps; without one, and in an emergency, from
+            the notice on.
     """
 
     domain: str
@@ -296,7 +297,9 @@ def _resolved(draft: EventDraft, known: DemandResponseEvent | None, at: datetime
     notified_at = _notified_at(draft, known, at)
     ramp_start_at = draft.ramp_start_at
     if ramp_start_at is None:
-        ramp = timedelta(seconds=programme.ramp_s) if programme is not None else draft.start_at - notified_at
+        # In an emergency nobody waits: every second from the notice on counts.
+        is_slow = programme is not None and not draft.is_emergency
+        ramp = timedelta(seconds=programme.ramp_s) if programme and is_slow else draft.start_at - notified_at
         ramp_start_at = max(notified_at, draft.start_at - ramp)
     _check_times(draft, notified_at, ramp_start_at, fault, at, is_new=known is None)
     _check_target(draft, fault)

@@ -11,6 +11,8 @@ from apps.events.services import EventRow, record_many
 from apps.jobs.ledger.moves import allocation_event, job_event, locked_job, save_job
 from apps.jobs.lifecycle import State, Trigger, follow
 from apps.jobs.models import Allocation, Desired, Job, PowerCap, StopCause
+from apps.power.models import PowerController
+from apps.power.models import PowerController
 
 PAUSE_MARGIN_S: Final = 10.0  # beyond what a checkpoint is declared to take
 _SAME: Final = 1e-9
@@ -65,12 +67,13 @@ def ask_caps(*, asks: Sequence[CapAsk], fence: int, at: datetime) -> tuple[int, 
     A higher share counts against the limits from here on, a lower one when it is said to be in force.
 
     Args:
-        fence: Of who asks. Who comes with an older one than the last is not heard.
+        fence: Of who asks. Where somebody with a newer one has taken over, nothing is asked.
 
     Returns:
-        The allocations that it was asked of: not of one that is over or leaving, or where somebody with a newer
-        fence has asked. One that writes its last checkpoint, to be paused, can still be held to less.
+        The allocations that it was asked of: not of one that is over or leaving. One that writes its last checkpoint, to be paused, can still be held to less.
     """
+    if PowerController.objects.filter(fence__gt=fence).exists():
+        return ()
     wanted = {ask.allocation_id: ask for ask in asks}
     allocations = _locked(wanted)
     known = {cap.allocation_id: cap for cap in _locked_caps(wanted)}
@@ -119,7 +122,7 @@ def report_caps(*, seen: Sequence[CapSeen], at: datetime) -> None:
         one, allocation = told[cap.allocation_id], allocations[cap.allocation_id]
         if one.fence < cap.observed_fence:
             continue
-        before = (cap.is_in_force, cap.observed_share)
+        was = cap.observed_share
         # A rounded share that is the one asked for is in force.
         is_asked = abs(one.share - cap.desired_share) <= _SAME
         cap.observed_share = cap.desired_share if is_asked else one.share
@@ -128,9 +131,10 @@ def report_caps(*, seen: Sequence[CapSeen], at: datetime) -> None:
         changed.append(cap)
         if allocation.ended_at is None:
             _count(allocation, cap, counted)
-        if before != (cap.is_in_force, cap.observed_share):
+        # The same cap under the fence of another controller is no news.
+        if was != cap.observed_share:
             kind = "allocation.cap_in_force" if cap.is_in_force else "allocation.cap_changed"
-            data = {"share": cap.observed_share, "was": before[1], "is_recorded": cap.is_recorded}
+            data = {"share": cap.observed_share, "was": was, "is_recorded": cap.is_recorded}
             events.append(allocation_event(kind, allocation, allocation.job, at=at, data=data))
     PowerCap.objects.bulk_update(changed, list(_SEEN), batch_size=1000)
     _write_counted(counted)

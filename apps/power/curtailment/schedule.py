@@ -64,7 +64,7 @@ def schedule(
         start_s: When the target begins to bind, in seconds from now; 0: it does already.
         earliest_s: No lever is used before.
         margin_s: So much earlier than need be, for commands take their time.
-        is_emergency: What comes after the start is no lever.
+        is_emergency: A pause that comes after the start is no lever; all that is done is done at once.
     """
     start_s, earliest_s = max(0.0, start_s), max(0.0, min(earliest_s, start_s))
     quickest_s = min((o.takes_s for c in problem.candidates for o in c.options if o.takes_s), default=0.0)
@@ -73,6 +73,9 @@ def schedule(
         problem = _only(problem, within_s)
     lasting = solve(problem)
     chosen = dict(lasting.chosen(problem))
+    if is_emergency:
+        # Nobody waits for the last moment, and nothing stands in for what takes its time.
+        return Schedule(_in_time(chosen, earliest_s, earliest_s, margin_s), lasting, lasting, problem)
     slow = {job_id for job_id, option in chosen.items() if option.takes_s > within_s}
     if not slow:
         return Schedule(_in_time(chosen, start_s, earliest_s, margin_s), lasting, lasting, problem)
@@ -127,7 +130,9 @@ def _only(problem: Problem, within_s: float) -> Problem:
     return replace(
         problem,
         candidates=tuple(
-            replace(c, options=tuple(o for o in c.options if o.takes_s <= within_s))
+            replace(
+                c, options=tuple(o for o in c.options if o.lever is not Lever.PAUSE or o.takes_s <= within_s)
+            )
             for c in problem.candidates
         ),
     )

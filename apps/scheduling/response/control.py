@@ -49,6 +49,9 @@ from apps.scheduling.response.site import RunningJob, Site, read_site
 
 CONTROL_LOCK: Final = 0x504F_5745_5243  # "POWERC"
 LEASE: Final = timedelta(minutes=60)  # after the end: so long a cap stays when nobody is heard of any more
+STAGGER_S: Final = (
+    60  # leases end spread over so long: when nobody is there to, not all draw more at one instant
+)
 PATIENCE: Final = timedelta(
     seconds=60
 )  # after it was due an action that nobody has confirmed counts as failed
@@ -180,6 +183,10 @@ def _respond(at: datetime) -> None:
             services.respond(event_id=event.pk, at=at)
         except DomainError as error:
             _log.warning("Event %s: %s", event.pk, error.message)
+        except (
+            Exception
+        ):  # what cannot be decided for one event keeps no cap of another from being looked after
+            _log.exception("Event %s could not be answered", event.pk)
 
 
 class _Control:
@@ -284,7 +291,9 @@ class _Control:
         self._forget()
 
     def _lease_of(self, action: CurtailmentAction) -> datetime:
-        return action.plan.event.end_at + LEASE
+        spread = action.before.get("allocation_id", 0) % STAGGER_S
+        ends_at: datetime = action.plan.event.end_at
+        return ends_at + LEASE + timedelta(seconds=spread)
 
     # Shedding
 
@@ -332,7 +341,7 @@ class _Control:
         standing: dict[int, bool] = {}
         for action in self.actions:
             if action.plan.state == PlanState.COMMITTED:
-                done = action.state in (ActionState.VERIFIED, ActionState.FAILED)
+                done = action.state == ActionState.VERIFIED
                 event_id = action.plan.event_id
                 standing[event_id] = standing.get(event_id, True) and done
         return frozenset(
@@ -342,7 +351,7 @@ class _Control:
         )
 
     def lower(self) -> None:
-        """Ask for every cap that is due and lower than what is asked for already."""
+        """Ask for every cap that is due and lower than what is asked for already, or whose lease is another now."""
         of: dict[int, list[CurtailmentAction]] = defaultdict(list)
         for action in self.actions:
             of[action.before.get("allocation_id", 0)].append(action)
@@ -353,16 +362,18 @@ class _Control:
                 continue
             base = base_share_of(job)
             now = base if job.cap is None else job.cap.desired_share
-            # A new holder says again what holds, so that nobody with an older fence is heard any more.
-            is_older = job.cap is not None and job.cap.fence < self.fence and share < base
-            if share >= now - _CLOSE and not is_older:
+            lease = max(self._lease_of(action) for action in of[allocation_id])
+            # A new holder says again what holds, so that nobody with an older fence is heard any more; and of an event
+            # that was revised a cap must not end before it.
+            is_old = job.cap is not None and (job.cap.fence < self.fence or job.cap.lease_until_at != lease)
+            if share >= now - _CLOSE and not (is_old and share < base):
                 continue
             asks.append(
                 jobs.CapAsk(
                     allocation_id=allocation_id,
                     share=min(share, now),
                     back_share=base,
-                    lease_until_at=max(self._lease_of(action) for action in of[allocation_id]),
+                    lease_until_at=lease,
                     reason=_why(of[allocation_id]),
                 )
             )
@@ -401,24 +412,26 @@ class _Control:
                     self.done.n_followed += 1
             except DomainError as error:
                 _log.warning("Event %s: %s", event.pk, error.message)
+            except Exception:
+                _log.exception("The plan of event %s could not be added to", event.pk)
         if self.done.n_followed:
             self.actions = services.open_actions()
             self._forget()
 
     def _lacks(self, event: DemandResponseEvent) -> bool:
         """Whether the domain will draw more than the target once all that is under way is in force."""
-        under_way = 0.0
+        shed_w: dict[int, float] = defaultdict(float)  # of several actions on one job the one that sheds most
         for action in self.actions:
             job = self.job_of.get(action.before.get("allocation_id", 0))
             if job is None or action.state == ActionState.FAILED or self._is_over(action):
                 continue
             n = self.site.devices_under(job, event.domain_id)
             then_w = job.kind.idle_w if action.lever != Lever.CAP else job.device_w(self._share_of(action))
-            under_way += max(0.0, job.device_w() - then_w) * n
+            shed_w[job.allocation_id] = max(shed_w[job.allocation_id], (job.device_w() - then_w) * n)
         target_w = limit_it_w(response_of(event), self.site.domains[event.domain_id].meter)
         if target_w is None:
             return False
-        return self._drawn_w(event) - under_way > target_w * (1 + _OVER_SHARE) + 1.0
+        return self._drawn_w(event) - sum(shed_w.values()) > target_w * (1 + _OVER_SHARE) + 1.0
 
     def _drawn_w(self, event: DemandResponseEvent) -> float:
         """By its meter, if that has said something since the last thing was done; by the model otherwise.
@@ -518,18 +531,25 @@ class _Control:
         ]
 
     def _resume(self) -> None:
-        idle = [a for a in self._paused_for_nothing() if a.state != ActionState.VERIFIED]
+        unneeded = self._paused_for_nothing()
+        # What became of the job counts, not how the action was judged: one that was late is paused all the same.
+        paused = set(
+            Job.objects.filter(pk__in=[a.job_id for a in unneeded], state=State.PAUSED).values_list(
+                "pk", flat=True
+            )
+        )
         dropped = []
-        for action in idle:
-            if not (job := self.job_of.get(action.before.get("allocation_id", 0))) or not job.is_pausing:
+        for action in unneeded:
+            job = self.job_of.get(action.before.get("allocation_id", 0))
+            if action.job_id not in paused and (job is None or not job.is_pausing):
                 note = "It was not done before the event was over."
                 dropped.append((action, str(ActionState.REVERTED), note))
         self._move(dropped)
         if self._held_down():
             return  # caps first
-        for action in self._paused_for_nothing():
+        for action in unneeded:
             # It goes back into line where it stood; the planner starts it under every limit that holds by then.
-            if action.state != ActionState.VERIFIED:
+            if action.job_id not in paused:
                 continue
             if jobs.resume_job(job_id=action.job_id, at=self.at, reason="The event is over."):
                 self.done.n_resumed += 1
