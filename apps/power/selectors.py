@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django.db.models import Case, IntegerField, QuerySet, Value, When
 
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
-from apps.power.models import PowerAlarm, PowerLimit, PowerReading
+from apps.power.models import MODELLED, PowerAlarm, PowerLimit, PowerReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ def it_draw(readings: Iterable[PowerReading], at: datetime) -> Draw | None:
     Args:
         readings: Of halls and facilities, the oldest first.
     """
-    latest = {reading.domain_id: reading for reading in readings if reading.at >= at - FRESH}
+    fresh = [reading for reading in readings if reading.at >= at - FRESH]
+    # What a meter says goes before what the model says beside it.
+    latest = {reading.domain_id: reading for reading in sorted(fresh, key=lambda one: one.source != MODELLED)}
     halls = [reading for reading in latest.values() if reading.domain.kind == DomainKind.HALL]
     facilities = [reading for reading in latest.values() if reading.domain.kind == DomainKind.FACILITY]
     chosen = halls or facilities
@@ -107,14 +109,27 @@ def power_domains() -> QuerySet[Domain]:
 
 
 def latest_readings(domain_ids: Sequence[int]) -> dict[int, PowerReading]:
-    """The last reading of each domain, by its id; a look-up by index for each, in one query."""
+    """The last reading of each domain, by its id; two look-ups by index for each, in one query.
+
+    While a meter speaks, what the model said a moment later does not count.
+    """
     rows = PowerReading.objects.raw(
         "SELECT reading.* FROM unnest(%s::bigint[]) AS wanted(id), LATERAL ("
-        "  SELECT * FROM power_powerreading WHERE domain_id = wanted.id ORDER BY at DESC LIMIT 1"
+        "  (SELECT * FROM power_powerreading WHERE domain_id = wanted.id ORDER BY at DESC, id DESC LIMIT 1)"
+        "  UNION ALL (SELECT * FROM power_powerreading WHERE domain_id = wanted.id AND NOT (source = 'modelled')"
+        "   ORDER BY at DESC, id DESC LIMIT 1)"
         ") reading",
         [list(domain_ids)],
     )
-    return {row.domain_id: row for row in rows}
+    newest: dict[int, PowerReading] = {}
+    metered: dict[int, PowerReading] = {}
+    for row in rows:
+        if row.domain_id not in newest or row.at > newest[row.domain_id].at:
+            newest[row.domain_id] = row
+        if row.source != MODELLED:
+            metered[row.domain_id] = row
+    spoken = {key: row for key, row in metered.items() if row.at >= newest[key].at - FRESH}
+    return newest | spoken
 
 
 def readings_of(domain: Domain, *, begin_at: datetime, end_at: datetime) -> QuerySet[PowerReading]:

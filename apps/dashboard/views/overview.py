@@ -21,7 +21,7 @@ from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.inventory.models import DomainKind, Health
 from apps.power import selectors as power
-from apps.power.models import AlarmKind, PowerAlarm, PowerReading
+from apps.power.models import MODELLED, AlarmKind, PowerAlarm, PowerReading
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 
@@ -322,7 +322,10 @@ def _power_figure(known: Known) -> dict[str, Any]:
     """Draw by hall where halls are read, else of the facility; without a reading, only what is reserved now."""
     by_kind: dict[str, dict[str, list[tuple[datetime, float]]]] = {"hall": {}, "facility": {}}
     sources = set()
+    metered = {reading.domain_id for reading in known.readings if reading.source != MODELLED}
     for reading in known.readings:
+        if reading.source == MODELLED and reading.domain_id in metered:
+            continue  # what a meter says is not mixed with what the model says beside it
         by_kind[reading.domain.kind].setdefault(reading.domain.name, []).append((reading.at, reading.draw_w))
         sources.add(reading.source)
     draw = by_kind["hall"] or by_kind["facility"]

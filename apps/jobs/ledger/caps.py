@@ -12,7 +12,6 @@ from apps.jobs.ledger.moves import allocation_event, job_event, locked_job, save
 from apps.jobs.lifecycle import State, Trigger, follow
 from apps.jobs.models import Allocation, Desired, Job, PowerCap, StopCause
 from apps.power.models import PowerController
-from apps.power.models import PowerController
 
 PAUSE_MARGIN_S: Final = 10.0  # beyond what a checkpoint is declared to take
 _SAME: Final = 1e-9
@@ -70,7 +69,8 @@ def ask_caps(*, asks: Sequence[CapAsk], fence: int, at: datetime) -> tuple[int, 
         fence: Of who asks. Where somebody with a newer one has taken over, nothing is asked.
 
     Returns:
-        The allocations that it was asked of: not of one that is over or leaving. One that writes its last checkpoint, to be paused, can still be held to less.
+        The allocations that it was asked of: not of one that is over or leaving. One that writes its last checkpoint,
+        to be paused, can still be held to less.
     """
     if PowerController.objects.filter(fence__gt=fence).exists():
         return ()

@@ -127,3 +127,26 @@ def test_what_the_model_says_is_no_metered_reading(hall):
     reading = PowerReading.objects.get()
 
     assert (reading.draw_w, reading.source, reading.quality) == (0.0, "modelled", "estimated")
+
+
+def test_while_a_meter_speaks_the_model_says_nothing_beside_it(hall, django_assert_num_queries):
+    silent, modelled = domain("h2", "hall"), domain("h3", "hall")
+    for of, source, draw_w, minutes in (
+        (hall, "pdu", 5.0, 3),
+        (hall, "modelled", 6.0, 0),
+        (silent, "pdu", 5.0, 7),
+        (silent, "modelled", 6.0, 0),
+        (modelled, "modelled", 6.0, 0),
+    ):
+        PowerReading.objects.create(
+            domain=of, source=source, draw_w=draw_w, at=NOON - timedelta(minutes=minutes)
+        )
+    with django_assert_num_queries(1):
+        found = selectors.latest_readings([hall.pk, silent.pk, modelled.pk])
+
+    assert {key: row.source for key, row in found.items()} == {
+        hall.pk: "pdu",
+        silent.pk: "modelled",
+        modelled.pk: "modelled",
+    }
+    assert selectors.it_draw(PowerReading.objects.filter(domain=hall).order_by("at"), NOON).draw_w == 5.0

@@ -232,7 +232,7 @@ def test_the_older_of_two_controllers_is_not_heard():
     # At the ledger: of a job that the newer one has not touched as well.
     for late in (cap.allocation_id, allocation_id):
         ask = ledger.CapAsk(allocation_id=late, share=0.9)
-        assert ledger.ask_cap(ask=ask, fence=cap.fence, at=clock(14, 2)) is None
+        assert ledger.ask_caps(asks=[ask], fence=cap.fence, at=clock(14, 2)) == ()
     # At the agent.
     before = caps_of(scene)
     late = CapOrder(allocation_id=cap.allocation_id, share=1.0, fence=cap.fence, pace=1.0)
