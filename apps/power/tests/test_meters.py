@@ -214,7 +214,9 @@ def _plain(status: int, text: str):
 def test_an_answer_that_is_none_is_an_error_of_its_own_words(fake: FakePrometheus, misbehave, said: str):
     fake.misbehave = misbehave
     with pytest.raises(MeterError, match=said):
-        ask(fake.url, PDU, at=NOON, timeout_s=0.5, max_bytes=60_000)
+        # Only who never answers is given up soon.
+        timeout_s = 0.5 if said == "in time" else 60.0
+        ask(fake.url, PDU, at=NOON, timeout_s=timeout_s, max_bytes=60_000)
 
 
 def test_an_error_is_kept_shown_and_over_when_it_is_over(fake: FakePrometheus):
@@ -253,7 +255,7 @@ def test_one_that_hangs_keeps_nobody_from_being_read(fake: FakePrometheus):
         hanging.misbehave = lambda handler: is_over.wait(60.0)
         meter(hanging, "a-hanging-one")
         meter(fake)
-        assert read_meters(at=NOON, answer_s=0.3) == 2
+        assert read_meters(at=NOON, answer_s=5.0) == 2
         is_over.set()  # only now does it answer: nobody waited for it
 
     assert MeterSource.objects.get(name="a-hanging-one").last_error == "It did not answer in time."
