@@ -213,9 +213,8 @@ def _plain(status: int, text: str):
 )
 def test_an_answer_that_is_none_is_an_error_of_its_own_words(fake: FakePrometheus, misbehave, said: str):
     fake.misbehave = misbehave
+    timeout_s = 0.5 if said == "in time" else 60.0  # only who never answers is given up soon
     with pytest.raises(MeterError, match=said):
-        # Only who never answers is given up soon.
-        timeout_s = 0.5 if said == "in time" else 60.0
         ask(fake.url, PDU, at=NOON, timeout_s=timeout_s, max_bytes=60_000)
 
 
