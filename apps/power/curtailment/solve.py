@@ -16,6 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, vstack
 
 from apps.power.curtailment.facts import Curtailment, Problem
+from apps.power.curtailment.quiet import without_chatter
 
 EXACT_UP_TO: Final = 200  # candidates with a choice
 TO_THE_LAST_UP_TO: Final = (
@@ -195,13 +196,18 @@ def _search(
     costs: FloatArray, constraints: list[LinearConstraint], *, gap: float = 0.0, proved: bool = True
 ) -> tuple[FloatArray, float] | None:
     """(columns, lower bound); None where there are none, or where the search ends without the proof asked for."""
-    found = milp(
-        costs,
-        integrality=np.ones(len(costs)),
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"node_limit": MAX_NODES if proved else MAX_NODES // 10, "mip_rel_gap": gap, "disp": False},
-    )
+    with without_chatter():
+        found = milp(
+            costs,
+            integrality=np.ones(len(costs)),
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={
+                "node_limit": MAX_NODES if proved else MAX_NODES // 10,
+                "mip_rel_gap": gap,
+                "disp": False,
+            },
+        )
     if found.x is None or (found.status != 0 and proved):
         return None
     return found.x, float(found.mip_dual_bound)
