@@ -89,11 +89,18 @@ class Engine:
     on_end: Callable[[], object] = lambda: None  # a job came to its end: for a progress bar
     candidate: Callable[..., Candidate] = candidate_of
     curtail: Callable[[Problem], Curtailment] = solve
-    # What goes wrong in answer to a power event: a command is lost; checkpoints take so many times as long as was
-    # said; the controller is dead at that time.
+    # What goes wrong in answer to a power event: a command is lost; a reading is; checkpoints take so many times as
+    # long as was said; jobs draw another multiple of what was said, by name (None: what was said); the controller is
+    # dead over these windows: it commands nothing and starts nothing.
     loses_command: Callable[[], bool] = lambda: False
+    loses_reading: Callable[[], bool] = lambda: False
     checkpoint_factor: int = 1
-    is_dead: Callable[[float], bool] = lambda _: False
+    true_draw: Callable[[str], float] | None = None
+    dead: tuple[tuple[float, float], ...] = ()
+
+    def is_dead(self, now_s: float) -> bool:
+        """Whether the controller is dead then."""
+        return any(since_s <= now_s < until_s for since_s, until_s in self.dead)
 
 
 class Rank(IntEnum):
@@ -250,7 +257,9 @@ class Simulation:
             for kind, device_s in team.decayed_use_s.items():
                 self.use.begin(position, kind, device_s)
         self.ledger = Ledger(self.facility, world.bookings, world.jobs)
-        self.meter = PowerMeter(self.facility)
+        self.meter = PowerMeter(self.facility, engine.true_draw)
+        # What the models say that is drawn, where that is something else; readings tell how far they are off.
+        self.modelled = self.meter if engine.true_draw is None else PowerMeter(self.facility)
         self.free = FreeMeter(self.facility, [job.gang for job in world.jobs])
         self.policy_row = world.scenario.policy
         self.response = Response(self)
@@ -292,6 +301,8 @@ class Simulation:
         for position, dataset in enumerate(self.datasets):
             for domain, arrives_s in dataset.arrives_s.items():
                 self.agenda.put(exact(arrives_s), (Rank.BOUNDARY, -2), Arrival(position, domain))
+        for _, returns_s in self.engine.dead:
+            self.agenda.put(exact(returns_s), (Rank.BOUNDARY, -3), Wake())
         self._judge()
         until = self.world.scenario.until
         while self.agenda and (until is None or self.agenda.next_s < until):
@@ -320,7 +331,7 @@ class Simulation:
         for item in items:
             self._happen(item)
         self.response.act()
-        if self.is_changed and self._may_plan_now():
+        if self.is_changed and not self.engine.is_dead(self.agenda.now_s) and self._may_plan_now():
             self.is_changed = False
             self._plan()
         self._judge()
@@ -501,8 +512,10 @@ class Simulation:
         """What a cap leaves of a job's throughput."""
         if life.kind == NONE or cap >= 1.0:
             return Fraction(1)
-        curve = self.world.curves[life.kind]
-        return exact(curve.rate(cap, self.response.natural_w(life)))
+        draw_w = self.response.natural_w(life)
+        if self.engine.true_draw is not None:
+            draw_w = min(self.facility.kinds[life.kind].tdp_w, draw_w * self.engine.true_draw(life.job.name))
+        return exact(self.world.curves[life.kind].rate(cap, draw_w))
 
     def set_cap(self, life: Life, cap: float) -> None:
         """A running job goes on under another cap, from now on."""
@@ -557,9 +570,18 @@ class Simulation:
         self._say("resume", job, placement=self.placement(job, life.placing), power_cap=_number(cap))
 
     def _draw(self, life: Life, cap: float) -> None:
-        self.meter.job(life.job, life.placing, self.agenda.now, -1, life.cap)
+        self._meter_job(life, life.placing, -1)
         life.cap = cap
-        self.meter.job(life.job, life.placing, self.agenda.now, 1, cap)
+        self._meter_job(life, life.placing, 1)
+
+    def _meter_job(self, life: Life, placing: Placing, sign: int) -> None:
+        self.meter.job(life.job, placing, self.agenda.now, sign, life.cap)
+        if self.modelled is not self.meter:
+            self.modelled.job(life.job, placing, self.agenda.now, sign, life.cap)
+
+    def _meter_node(self, node: int, *, is_up: bool) -> None:
+        for meter in {id(meter): meter for meter in (self.meter, self.modelled)}.values():
+            (meter.node_up if is_up else meter.node_down)(node, self.agenda.now)
 
     def _speed(self, placing: Placing) -> Fraction:
         """Speed of the slowest member."""
@@ -594,7 +616,7 @@ class Simulation:
                 continue
             self.ledger.hold(old, sign)
             self.free.hold(job.gang, old, sign)
-            self.meter.job(job, old, now, sign, life.cap)
+            self._meter_job(life, old, sign)
             if has_quota:
                 self.use.change(job.gang.team, life.kind, sign * _steps(old), self.agenda.now_s)
         for share in life.placing:
@@ -703,7 +725,7 @@ class Simulation:
         life.since = max(now, life.since, self._data_arrives(life.gang, resize.placing))
         self._expect_end(life)
         self._touch()
-        self._say("resize", life.job, placement=self.placement(life.job, resize.placing), power_cap=1)
+        self._say("resize", life.job, placement=self.placement(life.job, resize.placing), power_cap=_number(life.cap))
 
     # -- data ---------------------------------------------------------------------------------------
 
@@ -839,12 +861,12 @@ class Simulation:
             self._enqueue(life, retry_s=retry_s)
         self._promises = ()
         self.is_failed[node] = True
-        self.meter.node_down(node, self.agenda.now)
+        self._meter_node(node, is_up=False)
         self._look_again(retry_s)
 
     def _recover(self, node: int) -> None:
         if self.is_failed[node]:
-            self.meter.node_up(node, self.agenda.now)
+            self._meter_node(node, is_up=True)
             if self.policy_row.cooldown_s:
                 self.cools_until[node] = float(self.agenda.now + exact(self.policy_row.cooldown_s))
                 self._look_again(float(self.cools_until[node]), node)

@@ -1,6 +1,6 @@
 """What the facility draws in a simulation: by domain, exactly, as it changes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Final
 
@@ -19,10 +19,15 @@ def _units(watts: float) -> int:
 
 
 class PowerMeter:
-    """Draw of every power and cooling domain, its peak and its energy."""
+    """Draw of every power and cooling domain, its peak and its energy.
 
-    def __init__(self, facility: Facility) -> None:
+    Args:
+        true_draw: How many times as much a job draws as was said of it, by name; None: what was said.
+    """
+
+    def __init__(self, facility: Facility, true_draw: Callable[[str], float] | None = None) -> None:
         self.facility = facility
+        self._true_draw = true_draw
         n = len(facility.domains)
         self.draw = [0] * n  # IT load
         self.peak = [0] * n
@@ -82,12 +87,13 @@ class PowerMeter:
         if not cap:
             return
         asks = job.gang.shape.asks
+        factor = 1.0 if self._true_draw is None else self._true_draw(job.name)
         changes: list[tuple[int, int]] = []
         for share in placing:
             kind = self._kind[share.node]
             tdp_w = self._tdp[kind]
             power_w = asks[share.group].power_w
-            load = _units(min(cap * tdp_w, tdp_w if power_w is None else power_w))
+            load = _units(min(cap * tdp_w, tdp_w if power_w is None else power_w * factor))
             extra = (load - self._rest[kind]) * share.share_steps // SHARE_STEPS
             changes.append((share.node, sign * extra * len(share.devices)))
         self._add(changes, now)

@@ -7,7 +7,7 @@ Afterwards the load rises no faster than the domain's ramp, the firmest tier fir
 rebound limit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf
@@ -25,7 +25,7 @@ from apps.power.curtailment.facts import (
     Problem,
 )
 from apps.power.curtailment.options import allowed_loss
-from apps.scheduling.engine.facts import NONE, Domain, Facility
+from apps.scheduling.engine.facts import NONE, Domain, Facility, Placing
 from apps.simulation.replay.heap import exact, plain
 from apps.simulation.scenario import DemandResponse
 from apps.simulation.world import power_children
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 ZERO: Final = Fraction(0)
 MEASURED_S: Final = Fraction(900)  # the reference is the mean of so long before notice
 MINUTE_S: Final = Fraction(60)
+DWELL_S: Final = Fraction(300)  # where models are off, no plan is made anew within so long without a cause
+NEAR: Final = 1e-3  # of a target: a reading that passes it by less is not answered
 CLOSE_W: Final = 1e-6
+KEPT: Final = 20_000  # candidates that are not worked out again
 
 
 @dataclass
@@ -87,6 +90,12 @@ class Response:
         self.events: dict[str, Event] = {}
         self.pending: dict[int, _Pending] = {}  # caps, by job
         self.pauses: dict[int, _Pending] = {}
+        self.unseen: dict[int, Fraction] = {}  # done, but no reading says so yet: when to look again, by job
+        self._off_w: dict[int, float] = {}  # by domain: how much more it draws than the models say
+        self._decided_at = -DWELL_S
+        self._decided_for: tuple[Any, ...] = ()
+        self._under: dict[tuple[int, int], tuple[Placing, float]] = {}
+        self._candidates: dict[tuple[Any, ...], Candidate] = {}
         self._above = power_children(self.facility)
         self._wakes: set[Fraction] = set()
         self._marks: list[tuple[Fraction, int]] = []
@@ -176,8 +185,8 @@ class Response:
 
     def forget(self, life: "Life") -> None:
         """A job left its devices: nothing is under way for it any more."""
-        self.pending.pop(life.job.index, None)
-        self.pauses.pop(life.job.index, None)
+        for about in (self.pending, self.pauses, self.unseen):
+            about.pop(life.job.index, None)
 
     def pass_time(self) -> None:
         """Count what was delivered, and what jobs of each tier did, up to now."""
@@ -205,6 +214,7 @@ class Response:
         now = self.sim.agenda.now
         if self.sim.engine.is_dead(self.sim.agenda.now_s):
             return  # what is in force stays in force
+        self._read(now)
         self._bring_into_force(now)
         self._tick(now)
         for event in self.events.values():
@@ -218,6 +228,7 @@ class Response:
             if event.state == "active" and event.end <= now:
                 self._release(event)
         self._shed(now)
+        self._correct(now)
         self._restore(now)
         self._complete(now)
 
@@ -249,7 +260,33 @@ class Response:
         return (meter_w - of.overhead_fixed_w) / of.overhead_k
 
     def _draw_w(self, domain: int) -> float:
-        return self.sim.meter.draw_w(domain)
+        return self.sim.modelled.draw_w(domain) + self._off_w.get(domain, 0.0)
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether the models may say something else than the meters."""
+        return self.sim.modelled is not self.sim.meter
+
+    def _read(self, now: Fraction) -> None:
+        """Read the meters of the domains that power events are about; between readings the models are believed."""
+        for index in sorted(i for i, due in self.unseen.items() if due <= now):
+            if self.sim.engine.loses_reading():
+                self.unseen[index] = self._soon(now)
+            else:
+                del self.unseen[index]
+        if not self._is_off:
+            return
+        for domain in sorted({e.domain for e in self.events.values() if not e.is_over}):
+            if self.sim.engine.loses_reading():
+                self._soon(now)
+            else:
+                self._off_w[domain] = self.sim.meter.draw_w(domain) - self.sim.modelled.draw_w(domain)
+
+    def _soon(self, now: Fraction) -> Fraction:
+        """When there is something new to be seen."""
+        at = now + (exact(self._quickest_s()) or MINUTE_S)
+        self._wake(at)
+        return at
 
     def _mean_w(self, domain: int, now: Fraction) -> float:
         since = max(ZERO, now - MEASURED_S)
@@ -275,11 +312,16 @@ class Response:
             share[1] += n * span
 
     def _devices_under(self, life: "Life", domain: int) -> float:
-        return sum(
-            len(share.devices) * share.share_steps / 1e6
-            for share in life.placing
-            if domain in self._chain(share.node)
-        )
+        key = life.job.index, domain
+        known = self._under.get(key)
+        if known is None or known[0] is not life.placing:
+            n = sum(
+                len(share.devices) * share.share_steps / 1e6
+                for share in life.placing
+                if domain in self._chain(share.node)
+            )
+            known = self._under[key] = (life.placing, n)
+        return known[1]
 
     def _chain(self, node: int) -> tuple[int, ...]:
         power, cooling = int(self.facility.power[node]), int(self.facility.cooling[node])
@@ -337,7 +379,7 @@ class Response:
             most_w = load.draw_w
             for i, n in under.items():  # as if nothing were done with it
                 draw_uw[domains[i]] += round((most_w - self._device_w(life)) * n * 1e6)
-            candidate = self.sim.engine.candidate(load, window_s, is_emergency=is_emergency)
+            candidate = self._candidate(load, window_s, is_emergency=is_emergency)
             options = self._open_options(life, candidate, at, within_s)
             if options[0].lever is not Lever.NONE:
                 # It is on its way already: what it sheds is no choice any more.
@@ -353,6 +395,24 @@ class Response:
             for domain in domains
         )
         return Problem(tuple(candidates), limits), lives
+
+    def _candidate(self, load: Load, window_s: float, *, is_emergency: bool) -> Candidate:
+        """All that may be done with a job; the same question has the same answer."""
+        key = (
+            load.job_id,
+            load.draw_w,
+            tuple(load.devices_under.items()),
+            load.at_risk_s,
+            window_s,
+            is_emergency,
+        )
+        found = self._candidates.get(key)
+        if found is None:
+            if len(self._candidates) > KEPT:
+                self._candidates.clear()
+            found = self.sim.engine.candidate(load, window_s, is_emergency=is_emergency)
+            self._candidates[key] = found
+        return found
 
     def _open_options(
         self, life: "Life", candidate: Candidate, at: Fraction, within_s: float
@@ -380,7 +440,7 @@ class Response:
         curve = self.sim.world.curves[life.kind]
         saving = life.job.saving
         at_risk = ZERO
-        if life.attempt is not None:
+        if life.attempt is not None and life.job.row.flexibility == INTERRUPTIBLE:  # nobody else is cut
             at_risk = life.attempt.lost_s(max(ZERO, self.sim.agenda.now - life.since))
         n = sum(len(share.devices) * share.share_steps / 1e6 for share in life.placing)
         draw_w = min(self.natural_w(life), life.own_cap * curve.tdp_w)
@@ -461,6 +521,12 @@ class Response:
         """While a target binds: the best plan for those who run now, sheds first."""
         if self._standing(now) == self._judged:
             return
+        if self._is_off:
+            # Each plan moves what the readings say of the models; without this two plans could take turns.
+            cause = (tuple(sorted(self.sim.running)), self._standing(now)[1], tuple(sorted(self.pauses)))
+            if cause == self._decided_for and now < self._decided_at + DWELL_S:
+                return
+            self._decided_for, self._decided_at = cause, now
         for life, option in self._decided(now):
             if self._cap_of(life, option) == 0.0 and life.job.index not in self.pauses:
                 self._command(life, option, now + exact(option.takes_s), now)
@@ -470,7 +536,7 @@ class Response:
             if 0.0 < cap < life.cap and (coming is None or coming.cap != cap):
                 self._command(life, option, now + exact(option.takes_s), now)
         recovers = any(e.state == "recovering" for e in self.events.values())
-        if not self.pending and not self.pauses and not recovers:
+        if not self.pending and not self.pauses and not self.unseen and not recovers:
             problem, lives = self._problem(now)
             chosen = self._solve(problem).chosen(problem)
             for life in lives:
@@ -487,6 +553,38 @@ class Response:
             tuple(sorted(self._targets(now).items())),
             tuple(sorted(self.pending)),
             tuple(sorted(self.pauses)),
+            tuple(sorted(self.unseen)),
+        )
+
+    def _correct(self, now: Fraction) -> None:
+        """Where a reading says that a target is passed all the same: shed more. Nothing is given back for it."""
+        if not self._is_off:
+            return
+        over = any(
+            self._draw_w(domain) > limit_w * (1 + NEAR) for domain, (limit_w, _) in self._targets(now).items()
+        )
+        if not over:
+            return
+        self._soon(now)
+        if self.pending:
+            return  # it will draw less when that is in force
+        for within_s in (self._quickest_s(), inf):
+            problem, lives = self._problem(now, within_s=within_s)
+            further, options = deeper(
+                problem, [self._present(c, life) for c, life in zip(problem.candidates, lives, strict=True)]
+            )
+            decided = self._solve(further)
+            for life, choice, some in zip(lives, decided.choices, options, strict=True):
+                if choice and life.job.index not in self.pauses:
+                    option = some[choice]
+                    self._command(life, option, now + exact(option.takes_s), now)
+            if decided.is_feasible:
+                break
+
+    def _present(self, candidate: Candidate, life: "Life") -> int:
+        """The option that is in force for a job."""
+        return next(
+            (i for i, option in enumerate(candidate.options) if i and self._cap_of(life, option) == life.cap), 0
         )
 
     def _quickest_s(self) -> float:
@@ -531,6 +629,8 @@ class Response:
             life, coming = self.sim.lives[index], self.pending.pop(index)
             if coming.cap != life.cap:
                 self.sim.set_cap(life, coming.cap)
+                if self.sim.engine.loses_reading():
+                    self.unseen[index] = self._soon(now)
 
     # -- giving back --------------------------------------------------------------------------------
 
@@ -791,6 +891,42 @@ class Response:
                 found.append((weight * lost * n / gain_w, life.job.index, action, gain_w))
         for _, _, action, gain_w in sorted(found):
             yield action, gain_w
+
+
+def deeper(
+    problem: Problem, present: Sequence[int]
+) -> tuple[Problem, list[tuple[Option, ...]]]:
+    """The same decision from what is in force on: what a job may do beside it sheds more everywhere.
+
+    Args:
+        present: By candidate, the option that is in force.
+
+    Returns:
+        The problem, and by candidate the options as they stood before.
+    """
+    needs = [limit.need_uw for limit in problem.limits]
+    at = dict.fromkeys(range(len(needs)), 0)
+    candidates, known = [], []
+    for candidate, now in zip(problem.candidates, present, strict=True):
+        held = candidate.options[now]
+        has = at | dict(held.shed_uw)
+        for limit, watts in held.shed_uw:
+            needs[limit] -= watts
+        options, before = [Option(Lever.NONE)], [held]
+        for option in candidate.options:
+            gives = at | dict(option.shed_uw)
+            more = tuple((limit, gives[limit] - has[limit]) for limit in sorted(gives))
+            if option.lever is Lever.NONE or not any(w for _, w in more) or any(w < 0 for _, w in more):
+                continue
+            cost_ms = max(0, option.cost_ms - held.cost_ms)
+            options.append(replace(option, shed_uw=more, cost_ms=cost_ms))
+            before.append(option)
+        candidates.append(replace(candidate, options=tuple(options)))
+        known.append(tuple(before))
+    limits = tuple(
+        replace(limit, need_uw=need) for limit, need in zip(problem.limits, needs, strict=True)
+    )
+    return Problem(tuple(candidates), limits), known
 
 
 def _watts(value: float) -> int | float:
