@@ -725,7 +725,12 @@ class Simulation:
         life.since = max(now, life.since, self._data_arrives(life.gang, resize.placing))
         self._expect_end(life)
         self._touch()
-        self._say("resize", life.job, placement=self.placement(life.job, resize.placing), power_cap=_number(life.cap))
+        self._say(
+            "resize",
+            life.job,
+            placement=self.placement(life.job, resize.placing),
+            power_cap=_number(life.cap),
+        )
 
     # -- data ---------------------------------------------------------------------------------------
 

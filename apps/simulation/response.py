@@ -584,7 +584,8 @@ class Response:
     def _present(self, candidate: Candidate, life: "Life") -> int:
         """The option that is in force for a job."""
         return next(
-            (i for i, option in enumerate(candidate.options) if i and self._cap_of(life, option) == life.cap), 0
+            (i for i, option in enumerate(candidate.options) if i and self._cap_of(life, option) == life.cap),
+            0,
         )
 
     def _quickest_s(self) -> float:
@@ -893,9 +894,7 @@ class Response:
             yield action, gain_w
 
 
-def deeper(
-    problem: Problem, present: Sequence[int]
-) -> tuple[Problem, list[tuple[Option, ...]]]:
+def deeper(problem: Problem, present: Sequence[int]) -> tuple[Problem, list[tuple[Option, ...]]]:
     """The same decision from what is in force on: what a job may do beside it sheds more everywhere.
 
     Args:
@@ -923,9 +922,7 @@ def deeper(
             before.append(option)
         candidates.append(replace(candidate, options=tuple(options)))
         known.append(tuple(before))
-    limits = tuple(
-        replace(limit, need_uw=need) for limit, need in zip(problem.limits, needs, strict=True)
-    )
+    limits = tuple(replace(limit, need_uw=need) for limit, need in zip(problem.limits, needs, strict=True))
     return Problem(tuple(candidates), limits), known
 
 

@@ -1,5 +1,6 @@
 """What may be done with one running job: the levers its tier allows, what each sheds and what each costs."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
@@ -21,7 +22,12 @@ _SLACK: Final = 1e-9  # of a throughput that is exactly at the bound of its tier
 
 
 def candidate_of(
-    load: Load, window_s: float, within_s: float = inf, *, is_emergency: bool = False
+    load: Load,
+    window_s: float,
+    within_s: float = inf,
+    *,
+    is_emergency: bool = False,
+    weights: Sequence[float] = WEIGHT,
 ) -> Candidate:
     """A job with all it may do.
 
@@ -30,12 +36,13 @@ def candidate_of(
         window_s: How long the target will still bind; what is lost counts over it.
         within_s: Options that take longer are left out.
         is_emergency: Tiers 1 to 3 may be capped as low as their devices go, tier 4 may be stopped without notice.
+        weights: What a lost device-second counts, by tier.
     """
     options = [Option(Lever.NONE)]
     if load.tier != FIRM:
-        options.extend(_caps(load, window_s, is_emergency=is_emergency))
+        options.extend(_caps(load, window_s, weights, is_emergency=is_emergency))
     if load.tier == INTERRUPTIBLE:
-        options.extend(_pauses(load, window_s, is_emergency=is_emergency))
+        options.extend(_pauses(load, window_s, weights, is_emergency=is_emergency))
     timely = [option for option in options if option.takes_s <= within_s]
     return Candidate(load.job_id, load.tier, load.n_devices, tuple(_worth_while(timely)))
 
@@ -45,7 +52,7 @@ def allowed_loss(tier: int, *, is_emergency: bool = False) -> float:
     return 1.0 if is_emergency and tier != FIRM else ALLOWED_LOSS[tier]
 
 
-def _caps(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
+def _caps(load: Load, window_s: float, weights: Sequence[float], *, is_emergency: bool) -> list[Option]:
     curve = load.curve
     bound = 1.0 - allowed_loss(load.tier, is_emergency=is_emergency) - _SLACK
     found = []
@@ -62,7 +69,7 @@ def _caps(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
                 Lever.CAP,
                 cap=cap,
                 shed_uw=_shed(load, shed_w),
-                cost_ms=round(WEIGHT[load.tier] * lost),
+                cost_ms=round(weights[load.tier] * lost),
                 lost_ms=lost,
                 takes_s=curve.settle_s,
             )
@@ -70,7 +77,7 @@ def _caps(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
     return found
 
 
-def _pauses(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
+def _pauses(load: Load, window_s: float, weights: Sequence[float], *, is_emergency: bool) -> list[Option]:
     shed = _shed(
         load, load.draw_w - load.curve.idle_w
     )  # the devices stay powered: what they draw at rest remains
@@ -78,7 +85,7 @@ def _pauses(load: Load, window_s: float, *, is_emergency: bool) -> list[Option]:
 
     def add(lever: Lever, takes_s: float, lost_s: float) -> None:
         lost = round(load.n_devices * (window_s + lost_s + load.restart_s) * MILLI)
-        cost = round(WEIGHT[load.tier] * lost)
+        cost = round(weights[load.tier] * lost)
         found.append(Option(lever, shed_uw=shed, cost_ms=cost, lost_ms=lost, takes_s=takes_s))
 
     if load.checkpoint_s != inf:

@@ -60,7 +60,8 @@ class _Hall:
 
     def __init__(self, scene: Scene) -> None:
         facility = scene["facility"]
-        self.kind = facility["accelerator_types"][0]
+        self.kinds = {row["name"]: row for row in facility["accelerator_types"]}
+        self.kind_of: dict[str, Scene] = {}  # by node
         parents = {row["name"]: row.get("parent") for row in facility["domains"]}
         self.limits = {
             row["name"]: row["power_limit_w"]
@@ -74,16 +75,19 @@ class _Hall:
             while at is not None:
                 chain.append(at)
                 at = parents[at]
+            kind = self.kinds[row["accelerator"]]
             for n in range(1, row["count"] + 1):
+                self.kind_of[f"{row['name']}-{n:04d}"] = kind
                 self.above[f"{row['name']}-{n:04d}"] = chain
                 for domain in chain:
-                    self.draw[domain] += row.get("idle_w", 0.0) + row["devices"] * self.kind["idle_w"]
+                    self.draw[domain] += row.get("idle_w", 0.0) + row["devices"] * kind["idle_w"]
 
     def add(self, run: Run, sign: int) -> None:
         if not run.cap:
             return
-        each = min(run.power_w, run.cap * self.kind["tdp_w"]) - self.kind["idle_w"]
         for share in run.placement:
+            kind = self.kind_of[share["node"]]
+            each = min(run.power_w, run.cap * kind["tdp_w"]) - kind["idle_w"]
             watts = sign * each * len(share["devices"]) * share["share"]
             for domain in self.above[share["node"]]:
                 self.draw[domain] += watts
@@ -95,10 +99,7 @@ class _Hall:
 def recount(scene: Scene, lines: Iterable[Mapping[str, Any]], curve: Sequence[Sequence[float]]) -> Count:
     """Go over the lines of a run once."""
     hall = _Hall(scene)
-    runs = {
-        row["name"]: Run(row.get("flexibility", 0), row.get("power_w", hall.kind["tdp_w"]))
-        for row in scene["jobs"]
-    }
+    runs = {row["name"]: Run(row.get("flexibility", 0), row.get("power_w", inf)) for row in scene["jobs"]}
     asked = {row["name"]: row for row in scene["events"] if row["type"] == "demand_response"}
     count = Count()
     active: dict[str, tuple[float, float]] = {}  # since when, and energy in the present minute
@@ -130,7 +131,11 @@ def recount(scene: Scene, lines: Iterable[Mapping[str, Any]], curve: Sequence[Se
             for job, run in runs.items():
                 if run.placement:
                     done = work[name].setdefault(job, [0.0, 0.0])
-                    done[0] += (until - at) * rate(curve, run.cap, run.power_w, hall.kind["tdp_w"])
+                    kind = hall.kind_of[run.placement[0]["node"]]
+                    points = kind.get("power_curve", curve)
+                    done[0] += (until - at) * rate(
+                        points, run.cap, min(run.power_w, kind["tdp_w"]), kind["tdp_w"]
+                    )
                     done[1] += until - at
         at = until
 
@@ -173,6 +178,7 @@ def recount(scene: Scene, lines: Iterable[Mapping[str, Any]], curve: Sequence[Se
                 run = runs[name]
                 hall.add(run, -1)
                 run.placement, run.cap = (), 1.0
+    pass_time(max(at, float(scene.get("until", at))))
     for name, jobs in work.items():
         count.loss[name] = {job: 1.0 - done / there for job, (done, there) in jobs.items() if there}
     return count

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, Final
 
 from apps.core import clock
@@ -21,13 +21,24 @@ from apps.simulation.report import summary
 from apps.simulation.scenario import A100_TRAINING, read_scenario
 from apps.simulation.world import build_world
 
+TOLERANCE: Final = (
+    0.05  # of the target: so much may be missing in a minute in which models are found to be off
+)
 FAULTS: Final[dict[str, dict[str, Any]]] = {
     "none": {},
     "1 % of commands lost": {"lost": 0.01},
     "5 % of commands lost": {"lost": 0.05},
     "checkpoints twice as late": {"factor": 2},
-    "controller dead for 10 min": {"dead": 600.0},
+    "controller dead for 10 min": {"dead": (1 / 3, 600.0)},
+    "controller dead over the end": {"dead": (0.95, None)},
+    "1 % of readings lost": {"unread": 0.01},
+    "5 % of readings lost": {"unread": 0.05},
+    "20 % of readings lost": {"unread": 0.20},
+    "models off by 10 %": {"off": 0.10, "tolerance": TOLERANCE},
+    "models off by 10 %, 20 % of readings lost": {"off": 0.10, "unread": 0.20, "tolerance": TOLERANCE},
 }
+DEAD_AFTER_S: Final = 600.0
+NORMAL_95: Final = 1.96
 RAMP_MINUTES: Final = 15.0  # in which the whole load may come back
 SETTLED_W: Final = 1.0
 SLOWEST_MINUTES: Final = 6  # a checkpoint of 300 s, and the caps that follow it
@@ -41,6 +52,7 @@ class Figure:
     value: float
     limit: float | None = None
     is_at_least: bool = False
+    spread: float | None = None  # half of the 95 % interval of a mean
 
     @property
     def ok(self) -> bool:
@@ -64,10 +76,11 @@ class Tally:
     achievable_off: float = 0.0
     loss: list[float] = field(default_factory=list)
     n_runs: int = 0
+    rise_w: float = 0.0  # of the load while the controller was dead
 
     def add(self, other: "Tally") -> None:
         """Take in what was seen elsewhere."""
-        for name in ("over_w", "ramp_over_w", "rebound", "achievable_off"):
+        for name in ("over_w", "ramp_over_w", "rebound", "achievable_off", "rise_w"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
         for name in ("intervals", "compliant", "n_broken", "n_runs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -108,26 +121,51 @@ def _ends_s(events: list[Scene]) -> float:
 
 
 def play(scene: Scene, way: str, fault: dict[str, Any], seed: int) -> tuple[Count, dict[str, Any], list[Any]]:
-    """One run, counted again by its lines."""
+    """One run, counted again by its lines and by what jobs draw in truth."""
     chance = Random(f"{way}-{seed}")  # noqa: S311 - a draw of test data
-    lost, dead = fault.get("lost", 0.0), fault.get("dead", 0.0)
-    first = next(event for event in scene["events"] if "start" in event)
-    dies_s = first["start"] + first["duration"] / 3
+    lost, unread, off = (fault.get(name, 0.0) for name in ("lost", "unread", "off"))
+    truth = {
+        job["name"]: Random(f"draw-{seed}-{job['name']}").uniform(1 - off, 1 + off)  # noqa: S311
+        for job in scene["jobs"]
+    }
     engine = Engine(
         candidate=WAYS[way].candidate,
         curtail=WAYS[way].curtail,
         loses_command=(lambda: chance.random() < lost) if lost else (lambda: False),
+        loses_reading=(lambda: chance.random() < unread) if unread else (lambda: False),
         checkpoint_factor=fault.get("factor", 1),
-        is_dead=lambda now_s: bool(dead) and dies_s <= now_s < dies_s + dead,
+        true_draw=truth.__getitem__ if off else None,
+        dead=dead_windows(scene, fault),
     )
     outcome = simulate(build_world(read_scenario(json.dumps(scene).encode())), engine)
-    return recount(scene, outcome.lines, A100_TRAINING), summary(outcome), outcome.lines
+    told = scene
+    if off:
+        rows = [{**job, "power_w": min(TDP_W, job["power_w"] * truth[job["name"]])} for job in scene["jobs"]]
+        told = {**scene, "jobs": rows}
+    return recount(told, outcome.lines, A100_TRAINING), summary(outcome), outcome.lines
+
+
+def dead_windows(scene: Scene, fault: dict[str, Any]) -> tuple[tuple[float, float], ...]:
+    """When the controller is dead: from a share of the first event on, for so long or until after its end."""
+    if "dead" not in fault:
+        return ()
+    share, length_s = fault["dead"]
+    first = next(event for event in scene["events"] if "start" in event)
+    since_s = first["start"] + round(first["duration"] * share)
+    ends_s = first["start"] + first["duration"] + DEAD_AFTER_S if length_s is None else since_s + length_s
+    return ((since_s, ends_s),)
 
 
 def tally(
-    into: Tally, scene: Scene, signal: str, played: tuple[Count, dict[str, Any], list[Any]], load_w: float
+    into: Tally,
+    scene: Scene,
+    signal: str,
+    played: tuple[Count, dict[str, Any], list[Any]],
+    load_w: float,
+    fault: dict[str, Any] | None = None,
 ) -> None:
     """Add one run to what was seen."""
+    fault = fault or {}
     count, _, lines = played
     into.n_runs += 1
     into.over_w = max(into.over_w, count.over_w)
@@ -143,6 +181,8 @@ def tally(
         reference_w = count.reference_w[name]
         target = min(event["reduce_w"], told["achievable_w"])
         is_feasible = told["shortfall_w"] <= SETTLED_W
+        target *= 1.0 - fault.get("tolerance", 0.0)
+        delivered = delivered[: int(event["duration"] // 60)]  # a dead controller may end it later
         # With too little notice for any device to settle, the first minute is the ramp.
         lead = 1 if event["start"] - event["t"] < 10 else 0
         counted = delivered[lead:]
@@ -161,13 +201,19 @@ def tally(
             into.achievable_off = max(into.achievable_off, abs(best - told["achievable_w"]) / reference_w)
         in_time = notices[name]["achievable_at_start_w"] >= event["reduce_w"] - SETTLED_W
         if signal == "30 % in 30 s" and is_feasible and in_time:
-            into.in_30_s.append(float(delivered[0] >= target - SETTLED_W))
+            ends_s = event["start"]  # half a minute after notice
+            load = next((w for t, w in reversed(count.steps_w) if t <= ends_s), load_w)
+            into.in_30_s.append(float(reference_w - load >= target - SETTLED_W))
         if not event.get("emergency"):
             into.n_broken += sum(
                 loss > ALLOWED_LOSS[tiers[job]] + 1e-6 for job, loss in count.loss.get(name, {}).items()
             )
         losses = count.loss.get(name, {})
         into.loss.append(mean(losses.values()) if losses else 0.0)
+    for since_s, until_s in dead_windows(scene, fault):
+        within = [w for t, w in count.steps_w if since_s < t < until_s]
+        before_w = next((w for t, w in reversed(count.steps_w) if t <= since_s), load_w)
+        into.rise_w = max([into.rise_w, *(w - before_w for w in within)])
     ramp = scene["facility"]["domains"][0]["ramp_up_w_per_s"]
     for _, (end, _) in count.ends.items():
         after = [(t, w) for t, w in count.steps_w if end <= t <= end + 3600]
@@ -233,6 +279,11 @@ def optimiser_figures(*, is_quick: bool) -> Iterator[Figure]:
     yield Figure("seconds to plan 2,000 jobs over 300 racks", clock.monotonic_s() - began_s, 1.0)
 
 
+def half_width(values: list[float]) -> float | None:
+    """Half of the 95 % interval of a mean, by the normal distribution; None: of fewer than two values."""
+    return NORMAL_95 * stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+
+
 def figures(way: str, fault: str, seen: Tally) -> Iterator[Figure]:
     """What was seen, with the limits that hold for the product's own way."""
     is_ours = way == "switchyard"
@@ -246,9 +297,18 @@ def figures(way: str, fault: str, seen: Tally) -> Iterator[Figure]:
     yield Figure(
         where + "share of feasible intervals kept", share, limit(1.0 if fault == "none" else 0.99), True
     )
-    yield Figure(where + "mean over-shed, share of the reference", mean(seen.over_shed or [0.0]), limit(0.02))
+    yield Figure(
+        where + "mean over-shed, share of the reference",
+        mean(seen.over_shed or [0.0]),
+        limit(0.02),
+        spread=half_width(seen.over_shed),
+    )
     yield Figure(where + "tiers broken", float(seen.n_broken), limit(0.0) if fault == "none" else None)
-    yield Figure(where + "mean loss of throughput in events", mean(seen.loss or [0.0]))
+    yield Figure(
+        where + "mean loss of throughput in events", mean(seen.loss or [0.0]), spread=half_width(seen.loss)
+    )
+    if "dead" in FAULTS[fault]:
+        yield Figure(where + "watts the load rose meanwhile, at most", seen.rise_w, limit(1e-3))
     if fault == "none":
         yield Figure(where + "watts above the ramp of recovery, at most", seen.ramp_over_w, limit(1e-3))
         yield Figure(where + "load after an event, share of before, at most", seen.rebound, limit(1.05))

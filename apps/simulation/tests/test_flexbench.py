@@ -31,7 +31,7 @@ def test_every_limit_holds(mix, signal):
 def test_faults_cost_no_limit_and_no_tier(fault):
     _, _, seed, scene, load_w = small("training", "25 % for 3 h")
     seen = Tally()
-    tally(seen, scene, "25 % for 3 h", play(scene, "switchyard", FAULTS[fault], seed), load_w)
+    tally(seen, scene, "25 % for 3 h", play(scene, "switchyard", FAULTS[fault], seed), load_w, FAULTS[fault])
 
     assert [figure for figure in figures("switchyard", fault, seen) if not figure.ok] == []
     assert seen.n_broken == 0

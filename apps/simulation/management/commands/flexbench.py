@@ -21,6 +21,7 @@ from apps.simulation.flexbench.run import (
     scenes,
     tally,
 )
+from apps.simulation.flexbench.signals import SIGNALS
 
 INTERRUPTED = 130
 QUICK_SIGNAL = "25 % for 3 h"
@@ -31,7 +32,7 @@ Task = tuple[str, str, str, int, dict[str, Any], float]
 def _played(task: Task) -> Tally:
     way, fault, signal, seed, scene, load_w = task
     seen = Tally()
-    tally(seen, scene, signal, play(scene, way, FAULTS[fault], seed), load_w)
+    tally(seen, scene, signal, play(scene, way, FAULTS[fault], seed), load_w, FAULTS[fault])
     return seen
 
 
@@ -49,6 +50,12 @@ class Command(BaseCommand):
             "--devices", type=int, default=256, help="256, 4096 or 16384; a multiple of 32 (256)"
         )
         parser.add_argument("--seeds", type=int, default=20, help="runs of each mix and signal (20)")
+        parser.add_argument(
+            "--compare-seeds", type=int, default=3, help="of these, so many with faults and by rivals too (3)"
+        )
+        parser.add_argument(
+            "--signals", nargs="+", choices=sorted(SIGNALS), metavar="NAME", help="these alone (all seven)"
+        )
         parser.add_argument("--summary", type=Path, metavar="OUT.json", help="write the figures there too")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -58,6 +65,8 @@ class Command(BaseCommand):
         if not 1 <= options["seeds"] <= 1000:
             raise CommandError("--seeds must be from 1 to 1000.")
         n_seeds = 3 if options["quick"] else options["seeds"]
+        self._names = options["signals"] or list(SIGNALS)
+        self._n_compared = 1 if options["quick"] else options["compare_seeds"]
         try:
             found = self._measure(
                 n_devices, n_seeds, is_quick=options["quick"], is_quiet=options["verbosity"] == 0
@@ -68,9 +77,13 @@ class Command(BaseCommand):
             word = "" if figure.limit is None else ("ok" if figure.ok else "MISSED")
             sign = ">=" if figure.is_at_least else "<="
             bound = "" if figure.limit is None else f"{sign} {figure.limit:g}"
-            self.stdout.write(f"{figure.name:78s} {figure.value:12.5g}  {bound:10s} {word}")
+            spread = "" if figure.spread is None else f"+-{figure.spread:.2g}"
+            self.stdout.write(f"{figure.name:96s} {figure.value:12.5g} {spread:10s} {bound:10s} {word}")
         if options["summary"] is not None:
-            rows = [{"name": f.name, "value": f.value, "limit": f.limit, "ok": f.ok} for f in found]
+            rows = [
+                {"name": f.name, "value": f.value, "limit": f.limit, "ok": f.ok, "half_width_95": f.spread}
+                for f in found
+            ]
             options["summary"].write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n")
 
     def _measure(self, n_devices: int, n_seeds: int, *, is_quick: bool, is_quiet: bool) -> list[Figure]:
@@ -79,8 +92,12 @@ class Command(BaseCommand):
             (way, fault, signal, seed, scene, load_w)
             for _, signal, seed, scene, load_w in scenes(n_devices, n_seeds, is_quick=is_quick)
             for way, fault in seen
-            # Of a quick look the rest is compared on the first seed and by one signal alone.
-            if not is_quick or (way, fault) == ("switchyard", "none") or (not seed and signal == QUICK_SIGNAL)
+            # Of a quick look the rest is compared by one signal alone.
+            if signal in self._names
+            and (
+                (way, fault) == ("switchyard", "none")
+                or (seed < self._n_compared and (not is_quick or signal == QUICK_SIGNAL))
+            )
         ]
         with ProcessPoolExecutor(os.cpu_count()) as pool:
             try:
