@@ -12,6 +12,7 @@ from apps.core import clock
 from apps.power.curtailment.facts import Curve, Limit, Load, Problem
 from apps.power.curtailment.options import candidate_of
 from apps.power.curtailment.solve import solve
+from apps.simulation.flexbench.emerald import ASKED, Replayed
 from apps.simulation.flexbench.mixes import IDLE_W, MIXES, TDP_W, hall
 from apps.simulation.flexbench.recount import ALLOWED_LOSS, Count, recount
 from apps.simulation.flexbench.rivals import WAYS
@@ -316,3 +317,16 @@ def figures(way: str, fault: str, seen: Tally) -> Iterator[Figure]:
             where + "30 % reached within the first minute", mean(seen.in_30_s or [1.0]), limit(1.0), True
         )
         yield Figure(where + "achievable told wrong by, at most", seen.achievable_off, limit(0.01))
+
+
+def demonstration_figures(seen: Replayed) -> Iterator[Figure]:
+    """The published demonstration under the same request."""
+    where = "published demonstration: "
+    yield Figure(where + "weighted performance in the event", seen.performance, 0.90, True)
+    yield Figure(where + "the same, of the best there can be", seen.performance / seen.best, 0.99, True)
+    yield Figure(where + "least cut of a minute, share of before", seen.least_cut, ASKED, True)
+    yield Figure(where + "over-shed, share of before", seen.over_shed, 0.02)
+    yield Figure(where + "watts above the ramp of release", seen.ramp_over_w, 1e-3)
+    yield Figure(where + "load afterwards, share of before", seen.peak, 1.05)
+    yield Figure(where + "tiers broken", float(seen.n_broken), 0.0)
+    yield Figure(where + "RMSE against the measured trace, same actions", seen.rmse, 0.05)

@@ -7,14 +7,17 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from tqdm import tqdm
 
+from apps.simulation.flexbench import emerald
 from apps.simulation.flexbench.rivals import WAYS
 from apps.simulation.flexbench.run import (
     FAULTS,
     Figure,
     Tally,
+    demonstration_figures,
     figures,
     optimiser_figures,
     play,
@@ -24,6 +27,7 @@ from apps.simulation.flexbench.run import (
 from apps.simulation.flexbench.signals import SIGNALS
 
 INTERRUPTED = 130
+PROGRESS_S = 2.0
 QUICK_SIGNAL = "25 % for 3 h"
 
 Task = tuple[str, str, str, int, dict[str, Any], float]
@@ -103,7 +107,9 @@ class Command(BaseCommand):
             try:
                 played = pool.map(_played, tasks, chunksize=1)
                 for part, task in zip(
-                    tqdm(played, total=len(tasks), unit=" runs", disable=is_quiet or None), tasks, strict=True
+                    tqdm(played, total=len(tasks), unit=" runs", disable=is_quiet, mininterval=PROGRESS_S),
+                    tasks,
+                    strict=True,
                 ):
                     seen[task[0], task[1]].add(part)
             except KeyboardInterrupt:
@@ -112,4 +118,9 @@ class Command(BaseCommand):
         found = list(optimiser_figures(is_quick=is_quick))
         for (way, fault), tallied in seen.items():
             found.extend(figures(way, fault, tallied))
+        folder = Path(settings.SWITCHYARD_TRACES) / emerald.FOLDER
+        if folder.exists():
+            found.extend(demonstration_figures(emerald.replay(emerald.read(folder))))
+        elif not is_quiet:
+            self.stderr.write(f"The published demonstration is not at {folder}; it is left out.")
         return found
