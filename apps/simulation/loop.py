@@ -334,6 +334,7 @@ class Simulation:
         if self.is_changed and not self.engine.is_dead(self.agenda.now_s) and self._may_plan_now():
             self.is_changed = False
             self._plan()
+            self.response.make_room()
         self._judge()
 
     def _last_instant(self, until: Fraction) -> None:

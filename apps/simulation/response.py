@@ -25,6 +25,7 @@ from apps.power.curtailment.facts import (
     Problem,
 )
 from apps.power.curtailment.options import allowed_loss
+from apps.scheduling.engine.caps import caps_of, under_cap
 from apps.scheduling.engine.facts import NONE, Domain, Facility, Placing
 from apps.simulation.replay.heap import exact, plain
 from apps.simulation.scenario import DemandResponse
@@ -94,6 +95,9 @@ class Response:
         self._off_w: dict[int, float] = {}  # by domain: how much more it draws than the models say
         self._decided_at = -DWELL_S
         self._decided_for: tuple[Any, ...] = ()
+        self._room: tuple[int, Fraction] | None = None  # for whom others draw less, and when they will
+        self._gave: dict[int, tuple[float, int]] = {}  # by job: the cap that makes room, and for whom
+        self._no_room: dict[int, tuple[Any, ...]] = {}  # who cannot be helped, and how things stood
         self._under: dict[tuple[int, int], tuple[Placing, float]] = {}
         self._candidates: dict[tuple[Any, ...], Candidate] = {}
         self._above = power_children(self.facility)
@@ -185,7 +189,7 @@ class Response:
 
     def forget(self, life: "Life") -> None:
         """A job left its devices: nothing is under way for it any more."""
-        for about in (self.pending, self.pauses, self.unseen):
+        for about in (self.pending, self.pauses, self.unseen, self._gave):
             about.pop(life.job.index, None)
 
     def pass_time(self) -> None:
@@ -216,6 +220,7 @@ class Response:
             return  # what is in force stays in force
         self._read(now)
         self._bring_into_force(now)
+        self._give_way_no_longer(now)
         self._tick(now)
         for event in self.events.values():
             if event.state in ("notified", "ramping") and event.start <= now:
@@ -424,6 +429,8 @@ class Response:
             under_way = 0.0
         elif cap is not None and cap.due <= at:
             under_way = cap.cap
+        elif life.job.index in self._gave:
+            under_way = self._gave[life.job.index][0]
         options = []
         for option in candidate.options:
             there = self._cap_of(life, option)
@@ -536,13 +543,13 @@ class Response:
             if 0.0 < cap < life.cap and (coming is None or coming.cap != cap):
                 self._command(life, option, now + exact(option.takes_s), now)
         recovers = any(e.state == "recovering" for e in self.events.values())
-        if not self.pending and not self.pauses and not self.unseen and not recovers:
+        if not (self.pending or self.pauses or self.unseen or recovers or self._room):
             problem, lives = self._problem(now)
             chosen = self._solve(problem).chosen(problem)
             for life in lives:
                 lever = chosen.get(life.job.index)
                 cap = life.own_cap if lever is None else self._cap_of(life, lever)
-                if cap > life.cap and self._fits(life, cap):
+                if cap > life.cap and life.job.index not in self._gave and self._fits(life, cap):
                     self._raise(life, cap)
         self._judged = self._standing(now)
 
@@ -632,6 +639,79 @@ class Response:
                 self.sim.set_cap(life, coming.cap)
                 if self.sim.engine.loses_reading():
                     self.unseen[index] = self._soon(now)
+
+    # -- displacement -------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """After a pass, where the policy allows it: who bears more draws less, so that a firmer job may start.
+
+        The first job that waits for power alone is looked at. Others are capped first, within their tiers; it starts
+        by the next pass, once that is in force.
+        """
+        now = self.sim.agenda.now
+        if self._room is not None:
+            job, due = self._room
+            if job in self.sim.queue and (now < due or self.pending):
+                return
+            if job in self.sim.queue:
+                self._no_room[job] = self._standing(now)
+            self._room, self._judged = None, ()
+            self._wake(now + (exact(self._quickest_s()) or MINUTE_S))
+        if not self.sim.policy_row.displacement or self.pending or self.pauses or not self._binding(now):
+            return
+        waiting = next(
+            (w.job_id for w in self.sim.waits if w.code == "power" and w.job_id in self.sim.queue), None
+        )
+        if waiting is None or self._no_room.get(waiting) == self._standing(now):
+            return
+        life = self.sim.lives[waiting]
+        rise_w = self._least_rise_w(life)
+        problem, lives = self._problem(now, within_s=self._quickest_s())
+        present = [self._present(c, other) for c, other in zip(problem.candidates, lives, strict=True)]
+        further, options = deeper(problem, present)
+        tier = life.job.row.flexibility
+        limits = tuple(replace(x, need_uw=x.need_uw + round(rise_w * 1e6)) for x in further.limits)
+        moved: list[tuple[Life, Option]] = []
+        for least in range(INTERRUPTIBLE, tier, -1):  # as few tiers as will do, those that bear most first
+            candidates = tuple(
+                c if c.tier >= least else replace(c, options=c.options[:1]) for c in further.candidates
+            )
+            decided = self._solve(Problem(candidates, limits))
+            if decided.is_feasible:
+                chosen = zip(lives, decided.choices, options, strict=True)
+                moved = [(other, some[choice]) for other, choice, some in chosen if choice]
+                break
+        if not moved:
+            self._no_room[waiting] = self._standing(now)
+            return
+        self._room = (waiting, now + exact(max(option.takes_s for _, option in moved)))
+        for other, option in moved:
+            self._gave[other.job.index] = (self._cap_of(other, option), waiting)
+            self._command(other, option, now + exact(option.takes_s), now)
+
+    def _give_way_no_longer(self, now: Fraction) -> None:
+        """Who made room is judged with all others again once the job is gone, did not start, or nothing binds."""
+        waits = None if self._room is None else self._room[0]
+        for index, (_, job) in list(self._gave.items()):
+            if not self._binding(now) or (job not in self.sim.running and job != waits):
+                del self._gave[index]
+                self._judged = ()
+
+    def _least_rise_w(self, life: "Life") -> float:
+        """What the load rises by at the least when a waiting job starts: at its smallest, under its deepest cap."""
+        gang, least = life.gang, inf
+        for kind in self.facility.kinds:
+            steps = caps_of(gang, kind)
+            cap = steps[-1][0] if steps else 1.0
+            asks = under_cap(gang, kind, cap).shape.asks
+            rise_w = sum(
+                a.least
+                * (a.devices or a.share_steps / 1e6)
+                * max(0.0, (kind.tdp_w if a.peak_w is None else a.peak_w) - kind.idle_w)
+                for a in asks
+            )
+            least = min(least, rise_w)
+        return least
 
     # -- giving back --------------------------------------------------------------------------------
 
@@ -742,7 +822,7 @@ class Response:
         for life in self._curtailed():
             if life.job.index in self.pending:
                 continue
-            goal = goals.get(life.job.index, 1.0)
+            goal = life.cap if life.job.index in self._gave else goals.get(life.job.index, 1.0)
             if goal <= life.cap:
                 continue
             steps = [1.0, *(cap for cap, _ in self.facility.kinds[life.kind].caps)]
@@ -781,7 +861,9 @@ class Response:
         problem, lives = self._problem(now)
         chosen = self._solve(problem).chosen(problem)
         return all(
-            life.cap >= (life.own_cap if (o := chosen.get(life.job.index)) is None else self._cap_of(life, o))
+            life.job.index in self._gave
+            or life.cap
+            >= (life.own_cap if (o := chosen.get(life.job.index)) is None else self._cap_of(life, o))
             for life in lives
         )
 

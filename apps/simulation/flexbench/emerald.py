@@ -227,10 +227,10 @@ def _rmse(published: Published, until_s: float) -> float:
     cap_of = {job.index: caps[int(job.name[0])] for job in world.jobs}
 
     def as_then(problem: Problem) -> Curtailment:
-        choices = [
-            min(range(len(c.options)), key=lambda i, c=c: (abs(c.options[i].cap - cap_of[c.job_id]), i))
-            for c in problem.candidates
-        ]
+        choices = []
+        for candidate in problem.candidates:
+            offs = [abs(option.cap - cap_of[candidate.job_id]) for option in candidate.options]
+            choices.append(offs.index(min(offs)))
         return replace(solve(Problem((), problem.limits)), choices=tuple(choices))
 
     count = _play(told, Engine(candidate=_any_cap, curtail=as_then))

@@ -221,6 +221,35 @@ def test_p07_a_job_that_does_not_fit_under_an_active_event_waits_and_says_why():
     assert told["reason"] == "H has 1.2 kW left; it needs at least 1.6 kW."
 
 
+LATE = 3600
+
+
+@pytest.mark.parametrize("displacement", [False, True])
+def test_p07c_with_displacement_a_lower_tier_draws_less_first_and_the_firmer_job_starts_then(displacement):
+    waiting = job("X", 1, 1, submit=LATE, runtime=50_000)
+    scene = hall(ask(reduce_w=18_000), jobs=(waiting,), policy={"displacement": displacement})
+    played = Played(scene)
+
+    moves = [move for move in played.moves(LATE) if move[0] < END]
+    assert moves == ([(LATE + 10, "D", 300), (LATE + 10, "X", 600)] if displacement else [])
+    assert played.dr()["compliant"]
+    if displacement:
+        d = next(x for x in played.lines if x["event"] == "cap" and x["t"] == LATE + 10)
+        assert played.lines.index(d) < next(
+            i for i, x in enumerate(played.lines) if x["event"] == "start" and x["job"] == "X"
+        )
+        assert played.said("recovering")["power_w"] == 114_000
+
+
+def test_displacement_takes_nothing_from_a_firmer_or_an_equal_job_and_nothing_in_vain():
+    # A tier 3 job may not displace D, which is of tier 3; E is paused already.
+    equal = job("X", 3, 3, submit=LATE, runtime=50_000)
+    plain = Played(hall(ask(reduce_w=18_000), jobs=(equal,)))
+    allowed = Played(hall(ask(reduce_w=18_000), jobs=(equal,), policy={"displacement": True}))
+
+    assert allowed.moves() == plain.moves()
+
+
 def test_p08_after_the_event_the_load_stays_under_the_rebound_limit_and_rises_by_the_ramp():
     late = tuple(job(f"X{i}", 2, 1, submit=3600 + i, runtime=50_000) for i in (1, 2, 3))
     played = Played(hall(ask(reduce_w=18_000), jobs=late, domain=RAMP))
