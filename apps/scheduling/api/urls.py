@@ -1,6 +1,6 @@
 from django.urls import path
 
-from apps.scheduling.api import power_views, response_views, views
+from apps.scheduling.api import import_views, power_views, response_views, views
 
 urlpatterns = [
     path("defragmentation", views.DefragmentationView.as_view(), name="defragmentation"),
@@ -20,6 +20,7 @@ urlpatterns = [
     path("power/control", response_views.ControllerView.as_view(), name="power-control"),
     path("power/control/stop", response_views.ControllerStopView.as_view(), name="power-control-stop"),
     path("power/control/start", response_views.ControllerStartView.as_view(), name="power-control-start"),
+    path("jobs/import", import_views.JobImportView.as_view(), name="job-import"),
     path("jobs/preview", views.JobPreviewView.as_view(), name="job-preview"),
     path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
     path("jobs/<int:job_id>/power", power_views.JobPowerView.as_view(), name="job-power"),
