@@ -6,9 +6,8 @@ Pure. A job is answered as the fields of a JobRequest, not yet checked: who asks
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Final, Literal
-from zoneinfo import ZoneInfo
 
 Severity = Literal["understood", "ignored", "refused"]
 
@@ -39,7 +38,7 @@ class Site:
     """
 
     now: datetime
-    zone: tzinfo = ZoneInfo("UTC")
+    zone: tzinfo = UTC
     accelerators: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
     teams: tuple[str, ...] = ()
@@ -115,7 +114,7 @@ def _words(name: str) -> frozenset[str]:
 
 
 def matching_types(wanted: str, known: Iterable[str]) -> list[str]:
-    """The accelerator types that a name from elsewhere stands for, by its words; the one of that very name if there is."""
+    """The accelerator types that a name from elsewhere stands for, by its words; one of that very name alone."""
     known = sorted(known)
     same = [name for name in known if name.lower() == wanted.lower()]
     if same:

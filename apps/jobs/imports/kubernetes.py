@@ -25,14 +25,27 @@ from apps.jobs.imports.facts import (
 )
 
 _DEVICES: Final = {
-    "nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi", "google.com/tpu",
-    "aws.amazon.com/neuron", "aws.amazon.com/neurondevice",
-}  # fmt: skip
+    "nvidia.com/gpu",
+    "amd.com/gpu",
+    "gpu.intel.com/i915",
+    "gpu.intel.com/xe",
+    "habana.ai/gaudi",
+    "google.com/tpu",
+    "aws.amazon.com/neuron",
+    "aws.amazon.com/neurondevice",
+}
 _PRODUCT_LABELS: Final = {
-    "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name",
-    "k8s.amazonaws.com/accelerator", "karpenter.k8s.aws/instance-gpu-name", "accelerator", "gpu-type", "gpu.nvidia.com/model",
-    "gpu.nvidia.com/class", "cloud.google.com/gke-tpu-accelerator",
-}  # fmt: skip
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "amd.com/gpu.product-name",
+    "k8s.amazonaws.com/accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+    "accelerator",
+    "gpu-type",
+    "gpu.nvidia.com/model",
+    "gpu.nvidia.com/class",
+    "cloud.google.com/gke-tpu-accelerator",
+}
 _HARMLESS_LABELS: Final = {
     "kubernetes.io/os",
     "kubernetes.io/arch",
@@ -49,55 +62,107 @@ _KEPT: Final = "Ended jobs are kept by the site's own rules"
 
 # Fields that do not change what runs, or that have no counterpart: name -> why.
 _WHY: Final = {
-    "backoffLimit": _RETRIES, "backoffLimitPerIndex": _RETRIES, "maxFailedIndexes": _RETRIES, "podFailurePolicy": _RETRIES,
-    "maxRetry": _RETRIES, "failurePolicy": _RETRIES, "restartPolicy": _RETRIES, "policies": _RETRIES, "maxRestarts": _RETRIES,
+    "backoffLimit": _RETRIES,
+    "backoffLimitPerIndex": _RETRIES,
+    "maxFailedIndexes": _RETRIES,
+    "podFailurePolicy": _RETRIES,
+    "maxRetry": _RETRIES,
+    "failurePolicy": _RETRIES,
+    "restartPolicy": _RETRIES,
+    "policies": _RETRIES,
+    "maxRestarts": _RETRIES,
     "successPolicy": "A gang ends when its replicas have ended",
-    "ttlSecondsAfterFinished": _KEPT, "cleanPodPolicy": _KEPT, "shutdownAfterJobFinishes": _KEPT,
-    "schedulerName": _SITE_OWN, "priorityClassName": "Set `priority` instead; it goes up to the team's ceiling",
+    "ttlSecondsAfterFinished": _KEPT,
+    "cleanPodPolicy": _KEPT,
+    "shutdownAfterJobFinishes": _KEPT,
+    "schedulerName": _SITE_OWN,
+    "priorityClassName": "Set `priority` instead; it goes up to the team's ceiling",
     "priorityClass": "Set `priority` instead; it goes up to the team's ceiling",
     "tolerations": "Which nodes take work is known from their health and reservations",
-    "labels": "Labels are not kept", "annotations": "Annotations are not kept", "namespace": "It is the name of no team that you submit for",
-    "imagePullPolicy": _CLUSTER_OWN, "imagePullSecrets": _CLUSTER_OWN, "serviceAccountName": _CLUSTER_OWN,
-    "serviceAccount": _CLUSTER_OWN, "automountServiceAccountToken": _CLUSTER_OWN, "securityContext": _CLUSTER_OWN,
-    "runtimeClassName": _CLUSTER_OWN, "dnsPolicy": _CLUSTER_OWN, "dnsConfig": _CLUSTER_OWN, "hostNetwork": _CLUSTER_OWN,
-    "hostIPC": _CLUSTER_OWN, "hostPID": _CLUSTER_OWN, "enableServiceLinks": _CLUSTER_OWN, "subdomain": _CLUSTER_OWN,
-    "hostname": _CLUSTER_OWN, "ports": "No address is given out; replicas find each other by SWITCHYARD_NODES",
+    "labels": "Labels are not kept",
+    "annotations": "Annotations are not kept",
+    "namespace": "It is the name of no team that you submit for",
+    "imagePullPolicy": _CLUSTER_OWN,
+    "imagePullSecrets": _CLUSTER_OWN,
+    "serviceAccountName": _CLUSTER_OWN,
+    "serviceAccount": _CLUSTER_OWN,
+    "automountServiceAccountToken": _CLUSTER_OWN,
+    "securityContext": _CLUSTER_OWN,
+    "runtimeClassName": _CLUSTER_OWN,
+    "dnsPolicy": _CLUSTER_OWN,
+    "dnsConfig": _CLUSTER_OWN,
+    "hostNetwork": _CLUSTER_OWN,
+    "hostIPC": _CLUSTER_OWN,
+    "hostPID": _CLUSTER_OWN,
+    "enableServiceLinks": _CLUSTER_OWN,
+    "subdomain": _CLUSTER_OWN,
+    "hostname": _CLUSTER_OWN,
+    "ports": "No address is given out; replicas find each other by SWITCHYARD_NODES",
     "network": "No address is given out; replicas find each other by SWITCHYARD_NODES",
     "plugins": "Volcano's plugins are not run; replicas find each other by SWITCHYARD_NODES and SWITCHYARD_RANK",
-    "livenessProbe": "A job is not probed", "readinessProbe": "A job is not probed", "startupProbe": "A job is not probed",
+    "livenessProbe": "A job is not probed",
+    "readinessProbe": "A job is not probed",
+    "startupProbe": "A job is not probed",
     "lifecycle": "No hook is run; the job gets SIGTERM, and has `grace_s` seconds",
     "volumes": "Nothing is mounted: what the job reads has to lie on the nodes, or be one of its `datasets`",
     "volumeMounts": "Nothing is mounted: what the job reads has to lie on the nodes, or be one of its `datasets`",
-    "volumeClaimTemplates": "Nothing is mounted", "terminationMessagePath": _CLUSTER_OWN, "terminationMessagePolicy": _CLUSTER_OWN,
-    "stdin": "A job has no terminal", "tty": "A job has no terminal", "selector": _CLUSTER_OWN, "manualSelector": _CLUSTER_OWN,
-    "podReplacementPolicy": _CLUSTER_OWN, "managedBy": _CLUSTER_OWN, "rayVersion": "The image brings it", "startupPolicy": "All groups start together",
-    "nprocPerNode": "The command says it; nothing is set for it", "slotsPerWorker": "The command says it; nothing is set for it",
-    "numProcPerNode": "The command says it; nothing is set for it", "runLauncherAsWorker": _CLUSTER_OWN,
-    "submissionMode": "The entry point is run by the head itself", "rayStartParams": "Taken over as far as the notes say",
-    "headService": _CLUSTER_OWN, "serviceType": _CLUSTER_OWN, "autoscalerOptions": "The planner decides on the size", "coordinator": _CLUSTER_OWN,
-    "clusterSelector": "A cluster of Ray is started for the job", "preemptionPolicy": _SITE_OWN, "rdzvBackend": "The command says it; nothing is set for it",
-    "sshAuthMountPath": _CLUSTER_OWN, "mpiImplementation": _CLUSTER_OWN,
-}  # fmt: skip
+    "volumeClaimTemplates": "Nothing is mounted",
+    "terminationMessagePath": _CLUSTER_OWN,
+    "terminationMessagePolicy": _CLUSTER_OWN,
+    "stdin": "A job has no terminal",
+    "tty": "A job has no terminal",
+    "selector": _CLUSTER_OWN,
+    "manualSelector": _CLUSTER_OWN,
+    "podReplacementPolicy": _CLUSTER_OWN,
+    "managedBy": _CLUSTER_OWN,
+    "rayVersion": "The image brings it",
+    "startupPolicy": "All groups start together",
+    "nprocPerNode": "The command says it; nothing is set for it",
+    "slotsPerWorker": "The command says it; nothing is set for it",
+    "numProcPerNode": "The command says it; nothing is set for it",
+    "runLauncherAsWorker": _CLUSTER_OWN,
+    "submissionMode": "The entry point is run by the head itself",
+    "rayStartParams": "Taken over as far as the notes say",
+    "headService": _CLUSTER_OWN,
+    "serviceType": _CLUSTER_OWN,
+    "autoscalerOptions": "The planner decides on the size",
+    "coordinator": _CLUSTER_OWN,
+    "clusterSelector": "A cluster of Ray is started for the job",
+    "preemptionPolicy": _SITE_OWN,
+    "rdzvBackend": "The command says it; nothing is set for it",
+    "sshAuthMountPath": _CLUSTER_OWN,
+    "mpiImplementation": _CLUSTER_OWN,
+}
 
 # Fields without which it would be another job: name -> why.
 _REFUSED: Final = {
     "initContainers": "Nothing is run before the job's own command; do it there",
-    "nodeName": "The planner chooses the nodes", "envFrom": "Values that lie in the cluster are not read; write them in `env`",
+    "nodeName": "The planner chooses the nodes",
+    "envFrom": "Values that lie in the cluster are not read; write them in `env`",
     "initializer": "Nothing is run before the job's own command; name `datasets`, or do it there",
-    "podTemplateOverrides": "Templates that lie in the cluster are not read", "dependsOn": "All groups of a job start together",
-    "resourceClaims": "Claims of dynamic allocation are not read; ask for devices as a resource", "priority": "Set `priority` of the job here",
-    "submitterPodTemplate": "The entry point is run by the head itself", "runtimeEnvYAML": "Put what it installs into the image, and its variables into `env`",
-    "schedule": "Jobs are not repeated by the calendar", "queueName": "",
-}  # fmt: skip
+    "podTemplateOverrides": "Templates that lie in the cluster are not read",
+    "dependsOn": "All groups of a job start together",
+    "resourceClaims": "Claims of dynamic allocation are not read; ask for devices as a resource",
+    "priority": "Set `priority` of the job here",
+    "submitterPodTemplate": "The entry point is run by the head itself",
+    "runtimeEnvYAML": "Put what it installs into the image, and its variables into `env`",
+    "schedule": "Jobs are not repeated by the calendar",
+    "queueName": "",
+}
 
 _NOT_RUN: Final = {
     "CronJob": "Jobs are not repeated by the calendar; import its job template",
-    "Deployment": "It never ends, so it is no job", "StatefulSet": "It never ends, so it is no job",
-    "DaemonSet": "It never ends, so it is no job", "ReplicaSet": "It never ends, so it is no job",
-    "InferenceService": "It never ends, so it is no job", "RayService": "It never ends, so it is no job",
-    "RayCluster": "It never ends, so it is no job; import a RayJob", "Notebook": "It never ends, so it is no job",
-    "Workflow": "Steps are jobs of their own here, tied by `after`", "SparkApplication": "Drivers that make their own pods are not run",
-}  # fmt: skip
+    "Deployment": "It never ends, so it is no job",
+    "StatefulSet": "It never ends, so it is no job",
+    "DaemonSet": "It never ends, so it is no job",
+    "ReplicaSet": "It never ends, so it is no job",
+    "InferenceService": "It never ends, so it is no job",
+    "RayService": "It never ends, so it is no job",
+    "RayCluster": "It never ends, so it is no job; import a RayJob",
+    "Notebook": "It never ends, so it is no job",
+    "Workflow": "Steps are jobs of their own here, tied by `after`",
+    "SparkApplication": "Drivers that make their own pods are not run",
+}
 
 
 def looks_like(text: str) -> bool:
@@ -461,7 +526,7 @@ class _Reader:
         view.taken.add("name")
         for mount in view.views("volumeMounts"):
             path = str(mount.value.get("mountPath", ""))
-            if path not in ("/dev/shm", "/tmp"):
+            if path not in ("/dev/shm", "/tmp"):  # noqa: S108  (names in a manifest)
                 self.note("ignored", mount.steps, f"{path[:80]} is not mounted", _WHY["volumeMounts"])
         view.finish()
 
@@ -787,7 +852,8 @@ def _job_set(reader: _Reader, spec: _View, is_queued: bool) -> None:
 
 
 _REPLICA_SPECS: Final = (
-    "pytorchReplicaSpecs", "tfReplicaSpecs", "mpiReplicaSpecs", "xgbReplicaSpecs", "paddleReplicaSpecs", "jaxReplicaSpecs",
+    "pytorchReplicaSpecs", "tfReplicaSpecs", "mpiReplicaSpecs", "xgbReplicaSpecs", "paddleReplicaSpecs",
+    "jaxReplicaSpecs",
 )  # fmt: skip
 _FIRST: Final = ("Chief", "Master", "Launcher", "PS", "Worker", "Evaluator")
 
@@ -961,7 +1027,7 @@ def _template_of_ray(reader: _Reader, group: _View) -> _Pod:
     pod = reader.pod(template.view("spec"), _Pod(), command_wanted=False)
     template.taken.add("metadata")
     params = group.view("rayStartParams")
-    for key, value in params.value.items():
+    for key in params.value:
         if key not in ("dashboard-host", "num-gpus", "num-cpus", "block", "port"):
             reader.note(
                 "ignored", (*params.steps, str(key)), "is ignored", "Ray is started with its defaults"
@@ -1010,9 +1076,23 @@ def _domain_of(level: str) -> str | None:
 
 
 _SUFFIXES: Final = {
-    "": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 1024.0, "Mi": 1024.0**2, "Gi": 1024.0**3, "Ti": 1024.0**4, "Pi": 1024.0**5, "Ei": 1024.0**6,
-}  # fmt: skip
+    "": 1.0,
+    "m": 1e-3,
+    "u": 1e-6,
+    "n": 1e-9,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 1024.0,
+    "Mi": 1024.0**2,
+    "Gi": 1024.0**3,
+    "Ti": 1024.0**4,
+    "Pi": 1024.0**5,
+    "Ei": 1024.0**6,
+}
 
 
 def _quantity(value: Any) -> float | None:

@@ -1,7 +1,7 @@
 """A batch script of Slurm, read as sbatch reads it, and the job it means here.
 
-Pure. sbatch reads options from lines that begin with `#SBATCH` up to the first line that is no comment, expands no shell
-variable in them, and starts the script once, on the first node. Here it is started in every replica; the notes say
+Pure. sbatch reads options from lines that begin with `#SBATCH` up to the first line that is no comment, expands no
+shell variable in them, and starts the script once, on the first node. Here it is started in every replica; the notes say
 so. (Source of the grammar: sbatch(1).)
 """
 
@@ -30,13 +30,42 @@ _SWITCH_WAIT_S: Final = 300  # Slurm's own max_switch_wait
 _MAX_GRACE_S: Final = 3600
 
 _SHORT: Final = {
-    "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
-    "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help", "I": "immediate",
-    "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
-    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec",
-    "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude",
+    "A": "account",
+    "a": "array",
+    "b": "begin",
+    "C": "constraint",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "d": "dependency",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "h": "help",
+    "I": "immediate",
+    "i": "input",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "N": "nodes",
+    "n": "ntasks",
+    "O": "overcommit",
+    "o": "output",
+    "p": "partition",
+    "Q": "quiet",
+    "q": "qos",
+    "S": "core-spec",
+    "s": "oversubscribe",
+    "t": "time",
+    "V": "version",
+    "v": "verbose",
+    "W": "wait",
+    "w": "nodelist",
+    "x": "exclude",
     "B": "extra-node-info",
-}  # fmt: skip
+}
 
 # Options that take no value; those of the second may have one, after = only.
 _FLAGS: Final = frozenset(
@@ -53,38 +82,77 @@ _MAY_TAKE: Final = frozenset(
 _SITE_OWN: Final = "The planner decides this by the site's own rules"
 _OF_SLURM: Final = "It steers Slurm's own steps and has no meaning for the planner"
 _NO_PLACE: Final = "Parts of a node are not chosen one by one; ask for cpus, memory and devices"
-_LOGS: Final = "Output is captured for each replica and read on the job's page, at GET /jobs/{id}/logs, or by `switchyard logs`"
+_LOGS: Final = "Output is captured for each replica: read it on the job's page, at GET /jobs/{id}/logs or by `switchyard logs`"
 _AT_TERMINAL: Final = "It tells sbatch how to behave at the terminal"
 
 # What has no counterpart and does not change what runs: option -> why.
 _IGNORED: Final = {
     "mail-type": "No mail is sent; follow the job by `switchyard wait` or on its page",
     "mail-user": "No mail is sent; follow the job by `switchyard wait` or on its page",
-    "output": _LOGS, "error": _LOGS, "open-mode": _LOGS,
+    "output": _LOGS,
+    "error": _LOGS,
+    "open-mode": _LOGS,
     "partition": "There are no partitions: say what the job needs, and the planner finds the place",
     "qos": "There is no QOS: the team's quota and the priority stand for it",
-    "comment": "It is kept nowhere", "admin-comment": "It is kept nowhere", "extra": "It is kept nowhere",
-    "wckey": "Use is accounted by team and user", "mcs-label": "Use is accounted by team and user",
+    "comment": "It is kept nowhere",
+    "admin-comment": "It is kept nowhere",
+    "extra": "It is kept nowhere",
+    "wckey": "Use is accounted by team and user",
+    "mcs-label": "Use is accounted by team and user",
     "nice": "Set `priority` instead; it goes up to the team's ceiling",
     "time-min": "The limit is not shortened to fit a gap; declare a shorter `time_limit`",
     "exclude": "Nodes that are unhealthy are avoided without being named",
     "prefer": "Only what a job must have is taken over",
-    "no-kill": "A gang that loses a node starts again as a whole", "kill-on-invalid-dep": "A job whose dependency can never be met is cancelled",
-    "ntasks-per-core": _NO_PLACE, "ntasks-per-socket": _NO_PLACE, "sockets-per-node": _NO_PLACE, "cores-per-socket": _NO_PLACE,
-    "threads-per-core": _NO_PLACE, "extra-node-info": _NO_PLACE, "hint": _NO_PLACE, "core-spec": _NO_PLACE,
-    "thread-spec": _NO_PLACE, "mincpus": _NO_PLACE, "gres-flags": _NO_PLACE,
-    "distribution": _OF_SLURM, "cpu-bind": _OF_SLURM, "mem-bind": _OF_SLURM, "gpu-bind": _OF_SLURM,
-    "accel-bind": _OF_SLURM, "overcommit": _OF_SLURM, "profile": _OF_SLURM, "acctg-freq": _OF_SLURM,
-    "propagate": _OF_SLURM, "network": _OF_SLURM, "power": _OF_SLURM, "delay-boot": _OF_SLURM, "bell": _OF_SLURM,
-    "mpi": _OF_SLURM, "stepmgr": _OF_SLURM, "resv-ports": _OF_SLURM, "tres-bind": _OF_SLURM,
-    "gpu-freq": "Power caps are set by power control", "cpu-freq": "Power caps are set by power control",
+    "no-kill": "A gang that loses a node starts again as a whole",
+    "kill-on-invalid-dep": "A job whose dependency can never be met is cancelled",
+    "ntasks-per-core": _NO_PLACE,
+    "ntasks-per-socket": _NO_PLACE,
+    "sockets-per-node": _NO_PLACE,
+    "cores-per-socket": _NO_PLACE,
+    "threads-per-core": _NO_PLACE,
+    "extra-node-info": _NO_PLACE,
+    "hint": _NO_PLACE,
+    "core-spec": _NO_PLACE,
+    "thread-spec": _NO_PLACE,
+    "mincpus": _NO_PLACE,
+    "gres-flags": _NO_PLACE,
+    "distribution": _OF_SLURM,
+    "cpu-bind": _OF_SLURM,
+    "mem-bind": _OF_SLURM,
+    "gpu-bind": _OF_SLURM,
+    "accel-bind": _OF_SLURM,
+    "overcommit": _OF_SLURM,
+    "profile": _OF_SLURM,
+    "acctg-freq": _OF_SLURM,
+    "propagate": _OF_SLURM,
+    "network": _OF_SLURM,
+    "power": _OF_SLURM,
+    "delay-boot": _OF_SLURM,
+    "bell": _OF_SLURM,
+    "mpi": _OF_SLURM,
+    "stepmgr": _OF_SLURM,
+    "resv-ports": _OF_SLURM,
+    "tres-bind": _OF_SLURM,
+    "gpu-freq": "Power caps are set by power control",
+    "cpu-freq": "Power caps are set by power control",
     "oversubscribe": "To share one device, ask for a fraction of it in `devices`",
-    "contiguous": _SITE_OWN, "spread-job": _SITE_OWN, "use-min-nodes": _SITE_OWN,
-    "tmp": "Local disk is not planned", "get-user-env": "The environment of the person who submits is not taken along; say it in `env`",
-    "parsable": _AT_TERMINAL, "quiet": _AT_TERMINAL, "verbose": _AT_TERMINAL, "wait": _AT_TERMINAL,
-    "ignore-pbs": _AT_TERMINAL, "immediate": _AT_TERMINAL, "help": _AT_TERMINAL, "usage": _AT_TERMINAL, "version": _AT_TERMINAL,
-    "bb": "There is no burst buffer; name `datasets` to have data sent ahead", "bbf": "There is no burst buffer; name `datasets` to have data sent ahead",
-}  # fmt: skip
+    "contiguous": _SITE_OWN,
+    "spread-job": _SITE_OWN,
+    "use-min-nodes": _SITE_OWN,
+    "tmp": "Local disk is not planned",
+    "get-user-env": "The environment of the person who submits is not taken along; say it in `env`",
+    "parsable": _AT_TERMINAL,
+    "quiet": _AT_TERMINAL,
+    "verbose": _AT_TERMINAL,
+    "wait": _AT_TERMINAL,
+    "ignore-pbs": _AT_TERMINAL,
+    "immediate": _AT_TERMINAL,
+    "help": _AT_TERMINAL,
+    "usage": _AT_TERMINAL,
+    "version": _AT_TERMINAL,
+    "bb": "There is no burst buffer; name `datasets` to have data sent ahead",
+    "bbf": "There is no burst buffer; name `datasets` to have data sent ahead",
+}
 
 # What would change which job it is: option -> why.
 _REFUSED: Final = {
@@ -92,18 +160,19 @@ _REFUSED: Final = {
     "nodefile": "The planner chooses the nodes; take the line out, or name a `reservation` or `cluster`",
     "licenses": "Licences are not counted here, so nothing would keep too many jobs from running at once",
     "input": "A job has no standard input; read the file in the script",
-    "uid": "A job runs for the person who submits it", "gid": "A job runs for the person who submits it",
+    "uid": "A job runs for the person who submits it",
+    "gid": "A job runs for the person who submits it",
     "export-file": "Files are not read on import; write the values in `env`",
     "reboot": "Nodes are not rebooted for a job",
     "test-only": "To look without submitting, use the preview",
     "wrap": "sbatch takes it on the command line alone",
-}  # fmt: skip
+}
 
 _READ: Final = frozenset(
     {
         "account", "array", "begin", "chdir", "clusters", "constraint", "container", "cpus-per-gpu", "cpus-per-task",
-        "deadline", "dependency", "exclusive", "export", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres",
-        "hold", "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "no-requeue", "nodes", "ntasks", "ntasks-per-gpu",
+        "deadline", "dependency", "exclusive", "export", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task",
+        "gres", "hold", "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "no-requeue", "nodes", "ntasks", "ntasks-per-gpu",
         "ntasks-per-node", "priority", "requeue", "reservation", "signal", "switches", "time", "tres-per-node",
         "tres-per-task",
     }
@@ -776,11 +845,7 @@ class _Needs:
 
     def _constraint(self, option: _Option) -> None:
         text = option.value.strip().strip("[]").strip("()")
-        if "&" in text or "*" in text or "(" in text or "," in text:
-            parts = re.split(r"[&,]", text)
-        else:
-            parts = [text]
-        for part in parts:
+        for part in re.split(r"[&,]", text):
             names = [one.strip(" ()[]") for one in part.split("|")]
             found = [match for name in names for match in matching_types(name, self.reader.site.accelerators)]
             memory = [
@@ -970,7 +1035,7 @@ def _commas(text: str) -> list[str]:
 
 
 def _duration_s(text: str) -> int | None:
-    """Seconds of `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours[:minutes[:seconds]]`; None: no limit."""
+    """Seconds of `minutes[:seconds]`, `hours:minutes:seconds` or `days-hours[:minutes[:seconds]]`; None: no limit."""
     if text.upper() in ("UNLIMITED", "INFINITE", "-1", "0", "0:0", "00:00:00"):
         return None
     match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", text.strip(), re.ASCII)
