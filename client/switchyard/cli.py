@@ -21,8 +21,8 @@ SWITCHYARD_URL and SWITCHYARD_TOKEN win over what login has kept."""
 # Options of sbatch that take no value of their own, so that the next word is not theirs.
 _SBATCH_FLAGS = {
     "--contiguous", "--exclusive", "--hold", "--no-requeue", "--overcommit", "--oversubscribe", "--requeue",
-    "--spread-job", "--use-min-nodes", "--reboot", "--verbose", "--no-kill", "--propagate", "--get-user-env", "--nice", "--ignore-pbs",
-    "-H", "-O", "-s", "-v", "-k",
+    "--spread-job", "--use-min-nodes", "--reboot", "--verbose", "--no-kill", "--propagate", "--get-user-env", "--nice",
+    "--ignore-pbs", "-H", "-O", "-s", "-v", "-k",
 }  # fmt: skip
 
 

@@ -773,7 +773,7 @@ def _job_size(reader: _Reader, spec: _View) -> tuple[int, dict[str, int] | None]
         if mode != "Indexed" and completions > 1:
             why = "Each of the array's jobs runs once, and has its SWITCHYARD_ARRAY_INDEX from 0"
         else:
-            why = "SWITCHYARD_ARRAY_INDEX stands for JOB_COMPLETION_INDEX"
+            why = "Told apart by SWITCHYARD_ARRAY_INDEX"
         reader.took(steps, f"{completions} jobs, at most {parallelism} at once", "array", why)
         return 1, {"size": completions, "max_running": parallelism}
     if "parallelism" in spec.value or "completions" in spec.value:
@@ -794,8 +794,27 @@ def _batch_job(reader: _Reader, spec: _View, is_queued: bool) -> None:
     if array is not None:
         reader.job["array"] = array
     pod = reader.template(spec)
+    if spec.value.get("completionMode") == "Indexed":
+        _set_index(reader, spec, pod, "SWITCHYARD_ARRAY_INDEX" if array is not None else "SWITCHYARD_RANK")
     spec.finish()
     reader.settle([_Part("main", replicas, pod, ("spec", "template"))])
+
+
+def _set_index(reader: _Reader, spec: _View, pod: _Pod, source: str) -> None:
+    """Give an indexed job the variable by which its pods are told apart."""
+    steps, command = (*spec.steps, "completionMode"), pod.command or []
+    if (
+        len(command) > 2
+        and re.fullmatch(r"(/\S*/)?(ba|da)?sh", command[0])
+        and re.fullmatch(r"-\w*c", command[1])
+    ):
+        said = f'export JOB_COMPLETION_INDEX="${{JOB_COMPLETION_INDEX:-${source}}}"; {command[2]}'
+        pod.command = [*command[:2], said, *command[3:]]
+        reader.took(
+            steps, "JOB_COMPLETION_INDEX is set", "command", f"From {source}, at the head of the command"
+        )
+    else:
+        reader.note("ignored", steps, "JOB_COMPLETION_INDEX is not set", f"{source} says it")
 
 
 def _plain_pod(reader: _Reader, spec: _View, is_queued: bool) -> None:
@@ -805,7 +824,7 @@ def _plain_pod(reader: _Reader, spec: _View, is_queued: bool) -> None:
 
 def _job_set(reader: _Reader, spec: _View, is_queued: bool) -> None:
     reader.suspend(spec, is_queued)
-    parts = []
+    parts: list[_Part] = []
     for one in spec.views("replicatedJobs"):
         name = one.get("name", str) or f"group-{len(parts)}"
         n = one.count("replicas", 1, least=1)
@@ -846,7 +865,7 @@ def _job_set(reader: _Reader, spec: _View, is_queued: bool) -> None:
     if not parts:
         reader.note("refused", ("spec", "replicatedJobs"), "must name a job")
     if len(parts) > 1:
-        reader.peers(("spec", "network"), "host names of pods")
+        reader.peers(("spec",), "host names of pods")
     spec.finish()
     reader.settle(parts)
 
@@ -976,7 +995,7 @@ def _ray_job(reader: _Reader, spec: _View, is_queued: bool) -> None:
 def _volcano_job(reader: _Reader, spec: _View, is_queued: bool) -> None:
     if queue := spec.get("queue", str):
         reader.queue(("spec", "queue"), queue)
-    parts = []
+    parts: list[_Part] = []
     for one in spec.views("tasks"):
         name = one.get("name", str) or f"task-{len(parts)}"
         n = one.count("replicas", 1)

@@ -57,12 +57,11 @@ def _measure(text: str) -> None:
             depth -= 1
         n += isinstance(event, yaml.NodeEvent)
         n_documents += isinstance(event, yaml.DocumentStartEvent)
+        line = event.start_mark.line + 1 if event.start_mark is not None else None
         if depth > _DEEPEST:
-            raise Unreadable(
-                f"is more than {_DEEPEST} levels deep", line=event.start_mark.line + 1, code="too_deep"
-            )
+            raise Unreadable(f"is more than {_DEEPEST} levels deep", line=line, code="too_deep")
         if n > _MAX_NODES or n_documents > _MAX_DOCUMENTS:
-            raise Unreadable("holds too much", line=event.start_mark.line + 1, code="too_long")
+            raise Unreadable("holds too much", line=line, code="too_long")
 
 
 def _read(text: str) -> Iterator[Document]:

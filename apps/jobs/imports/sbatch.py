@@ -1,8 +1,8 @@
 """A batch script of Slurm, read as sbatch reads it, and the job it means here.
 
 Pure. sbatch reads options from lines that begin with `#SBATCH` up to the first line that is no comment, expands no
-shell variable in them, and starts the script once, on the first node. Here it is started in every replica; the notes say
-so. (Source of the grammar: sbatch(1).)
+shell variable in them, and starts the script once, on the first node. Here it is started in every replica; the
+notes say so. (Source of the grammar: sbatch(1).)
 """
 
 import re
@@ -82,7 +82,9 @@ _MAY_TAKE: Final = frozenset(
 _SITE_OWN: Final = "The planner decides this by the site's own rules"
 _OF_SLURM: Final = "It steers Slurm's own steps and has no meaning for the planner"
 _NO_PLACE: Final = "Parts of a node are not chosen one by one; ask for cpus, memory and devices"
-_LOGS: Final = "Output is captured for each replica: read it on the job's page, at GET /jobs/{id}/logs or by `switchyard logs`"
+_LOGS: Final = (
+    "Output is captured for each replica: see the job's page, GET /jobs/{id}/logs or `switchyard logs`"
+)
 _AT_TERMINAL: Final = "It tells sbatch how to behave at the terminal"
 
 # What has no counterpart and does not change what runs: option -> why.
@@ -170,11 +172,11 @@ _REFUSED: Final = {
 
 _READ: Final = frozenset(
     {
-        "account", "array", "begin", "chdir", "clusters", "constraint", "container", "cpus-per-gpu", "cpus-per-task",
-        "deadline", "dependency", "exclusive", "export", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task",
-        "gres", "hold", "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "no-requeue", "nodes", "ntasks", "ntasks-per-gpu",
-        "ntasks-per-node", "priority", "requeue", "reservation", "signal", "switches", "time", "tres-per-node",
-        "tres-per-task",
+        "account", "array", "begin", "chdir", "clusters", "constraint", "container", "cpus-per-gpu",
+        "cpus-per-task", "deadline", "dependency", "exclusive", "export", "gpus", "gpus-per-node",
+        "gpus-per-socket", "gpus-per-task", "gres", "hold", "job-name", "mem", "mem-per-cpu", "mem-per-gpu",
+        "no-requeue", "nodes", "ntasks", "ntasks-per-gpu", "ntasks-per-node", "priority", "requeue",
+        "reservation", "signal", "switches", "time", "tres-per-node", "tres-per-task",
     }
 )  # fmt: skip
 _SPELLINGS: Final = {
@@ -599,6 +601,7 @@ class _Reader:
         self._slurm_commands(body)
         n = _n_replicas(job)
         if n > 1:
+            self._launchers(body, n)
             why = (
                 "sbatch starts it on the first node, and srun starts the tasks; here each replica runs the script, and "
                 "SWITCHYARD_RANK tells them apart"
@@ -673,6 +676,16 @@ class _Reader:
             if name == "srun":
                 why += "; elsewhere leave it out, since every replica runs the script"
             self._at(number, name, "ignored", "is not replaced", why)
+
+    def _launchers(self, body: list[tuple[int, str]], n: int) -> None:
+        for number, line in body:
+            match = re.search(r"(?:^|[\s;&|(`])(mpirun|mpiexec)(?=\s|$)", line)
+            if match:
+                why = (
+                    f"Each of the {n} replicas runs the script, so each would start all tasks; let the script start "
+                    "its own replica's part alone"
+                )
+                self._at(number, match[1], "refused", "cannot be meant here", why)
 
 
 _ARRAY_VARIABLES: Final = frozenset(
@@ -906,11 +919,8 @@ class _Needs:
             why = f"Replicas are equal, so each has room for {each}"
             self._say(name, "ignored", f"{tasks} tasks over {nodes} nodes", why)
         if self.total is not None and self.per_node is not None and self.total != self.per_node * nodes:
-            if self.total % max(int(self.per_node), 1) or "nodes" in counts or not self.per_node:
-                self._refuse(
-                    "gpus",
-                    f"{self.total} devices in all and {self.per_node:g} on each of {nodes} nodes differ",
-                )
+            said = f"{self.total} devices in all and {self.per_node:g} on each of {nodes} nodes differ"
+            self._refuse("gpus", said)
         for name in (
             "nodes",
             "ntasks",

@@ -21,7 +21,8 @@ class JobImportView(APIView):
         description=(
             "Reads a script with #SBATCH lines, or manifests (Job, JobSet, PyTorchJob and its like, TrainJob, RayJob, "
             "Volcano's Job, Pod). Answers the jobs, what became of each option, and what the planner would do. "
-            "Nothing is submitted unless `submit` is true; then all jobs or none, and 400 with each error if anything was refused."
+            "Nothing is submitted unless `submit` is true; then all jobs or none, and 400 with each error "
+            "if anything was refused."
         ),
         parameters=[OpenApiParameter("Idempotency-Key", str, OpenApiParameter.HEADER)],
         request=ImportIn,

@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH --job-name=clean-up
+#SBATCH --dependency=afterany:101
+rm -rf scratch
