@@ -21,6 +21,7 @@ def paths(site: Site) -> dict[str, str]:
         "queue filtered": "/queue/?reason=place&mine=1",
         "queue empty": "/queue/?q=nothing-like-it",
         "submit": "/jobs/new/",
+        "import": "/jobs/import/",
         "job waiting": f"/jobs/{f.waiting.pk}/",
         "job running": f"/jobs/{f.running.pk}/",
         "job failed": f"/jobs/{f.failed.pk}/",

@@ -40,7 +40,17 @@ def addresses(facility: Facility) -> dict[str, str]:
     job, team = [facility.running.pk], [facility.vision.name]
     bare = [
         *("overview", "figures", "attention", "teams", "pulse", "chart-power", "chart-use"),
-        *("queue", "queue-head", "queue-rows", "submit", "nodes", "node-map", "node-list", "reservations"),
+        *(
+            "queue",
+            "queue-head",
+            "queue-rows",
+            "submit",
+            "import",
+            "nodes",
+            "node-map",
+            "node-list",
+            "reservations",
+        ),
         *("quotas", "passes", "passes-list", "policy", "audit", "me", "search"),
         *("power", "power-figures", "power-tree", "power-events-part", "chart-load"),
     ]

@@ -127,7 +127,8 @@ CASES = {
                 "command": [
                     "sh",
                     "-c",
-                    'export JOB_COMPLETION_INDEX="${JOB_COMPLETION_INDEX:-$SWITCHYARD_ARRAY_INDEX}"; work $JOB_COMPLETION_INDEX',
+                    'export JOB_COMPLETION_INDEX="${JOB_COMPLETION_INDEX:-$SWITCHYARD_ARRAY_INDEX}"; '
+                    "work $JOB_COMPLETION_INDEX",
                 ],
             }
         ],
@@ -699,7 +700,10 @@ def test_what_is_not_known_is_named_by_its_path():
         ({"container": {"command": None}}, "spec.containers[0].command"),
         ({"container": {"command": [1]}}, "spec.containers[0].command"),
         ({"container": {"env": [{"name": "A", "value": 1}]}}, "spec.containers[0].env[0]"),
-        ({"container": {"resources": {"limits": {"nvidia.com/gpu": "many"}}}}, "spec.containers[0].resources.limits.nvidia.com/gpu"),
+        (
+            {"container": {"resources": {"limits": {"nvidia.com/gpu": "many"}}}},
+            "spec.containers[0].resources.limits.nvidia.com/gpu",
+        ),
         ({"nodeSelector": {"pool": "blue"}}, "spec.nodeSelector.pool"),
         ({"nodeName": "n1"}, "spec.nodeName"),
     ],
@@ -785,8 +789,8 @@ VALUE = st.recursive(
             [
                 "template", "spec", "containers", "metadata", "labels", "resources", "limits", "nvidia.com/gpu", "cpu",
                 "command", "args", "env", "name", "value", "nodeSelector", "affinity", "nodeAffinity", "replicas",
-                "parallelism", "completions", "replicatedJobs", "tasks", "trainer", "rayClusterSpec", "workerGroupSpecs",
-                "headGroupSpec", "pytorchReplicaSpecs", "Worker", "Master", "elasticPolicy", "runPolicy", "suspend",
+                "parallelism", "completions", "replicatedJobs", "tasks", "trainer", "rayClusterSpec",
+                "workerGroupSpecs", "headGroupSpec", "pytorchReplicaSpecs", "Worker", "Master", "elasticPolicy", "runPolicy", "suspend",
                 "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "matchExpressions", "values",
             ]
         ),
