@@ -261,13 +261,22 @@ def _n_below(children: Mapping[int, Sequence[int]], n: int) -> list[int]:
 # What hangs below -------------------------------------------------------------------------------------------------
 
 
+# What was reserved, less what a cap keeps from being drawn; one that is only written down keeps nothing from it.
 _AT_REST: Final = """
 SELECT node.power_id, sum(node.idle_w + node.n_devices * kind.idle_w), coalesce(sum(held.peak_w), 0)
 FROM inventory_node node
 JOIN inventory_acceleratortype kind ON kind.id = node.accelerator_type_id
 LEFT JOIN (
-    SELECT placement.node_id, sum(placement.peak_w) AS peak_w FROM jobs_placement placement
+    SELECT placement.node_id, sum(CASE
+        WHEN allocation.desired_power_cap_share = 1 OR coalesce(cap.is_recorded, false) THEN placement.peak_w
+        ELSE least(placement.peak_w, greatest(0, allocation.desired_power_cap_share * kind.tdp_w - kind.idle_w) * (
+            SELECT coalesce(sum(claim.share), 0)::float8 FROM jobs_deviceclaim claim
+            WHERE claim.placement_id = placement.id AND claim.released_at IS NULL)) END) AS peak_w
+    FROM jobs_placement placement
     JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id AND allocation.ended_at IS NULL
+    JOIN inventory_node of ON of.id = placement.node_id
+    JOIN inventory_acceleratortype kind ON kind.id = of.accelerator_type_id
+    LEFT JOIN jobs_powercap cap ON cap.allocation_id = allocation.id
     GROUP BY placement.node_id
 ) held ON held.node_id = node.id
 WHERE node.power_id IS NOT NULL GROUP BY node.power_id

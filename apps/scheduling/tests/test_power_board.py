@@ -86,6 +86,14 @@ def test_without_meters_what_was_admitted_counts_and_nothing_is_held(hall: Hall)
     ]
 
 
+def test_what_was_reserved_counts_under_the_cap_that_keeps_it_from_being_drawn(hall: Hall):
+    cap = _cap(hall.job, 370.0, at=later(590))
+    Allocation.objects.filter(pk=cap.pk).update(desired_power_cap_share=370 / 700)
+    assert hall.branch(hall.racks[0]).load_w == pytest.approx(1_280 + 4 * 300)
+    PowerCap.objects.filter(pk=cap.pk).update(is_recorded=True)
+    assert hall.branch(hall.racks[0]).load_w == pytest.approx(1_280 + 1_600)
+
+
 def test_where_no_meter_is_read_the_model_says_what_is_drawn(hall: Hall):
     hall.say(hall.racks[0], 2_000, source="modelled", age_s=60)
 
