@@ -195,7 +195,7 @@ def test_a_viewer_sees_the_event_and_no_way_to_change_it(
     answer = window.page.goto(f"{site.url}/power/curtail/")
     assert answer is not None
     assert answer.status == 403
-    assert not Event.objects.filter(actor=site.facility.viewer, subject_id=event.pk).exists()
+    assert not Event.objects.filter(actor_id=site.facility.viewer.pk, subject_id=event.pk).exists()
 
 
 @pytest.mark.parametrize(("size", "name"), [(DESKTOP, "1440"), (PHONE, "390")])

@@ -9,13 +9,14 @@ from django.db.models import Case, F, FloatField, OuterRef, Subquery, Value, Whe
 
 from apps.inventory.models import Backend
 from apps.jobs.models import Allocation, Job, PowerCap
-from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PlanState, PowerReading
+from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerReading
 from apps.power.response import Load, Meter, Phase, limit_it_w
 from apps.power.response_selectors import events, meter_of, phase_of_event, response_of
 from apps.power.selectors import FRESH
 
 _ANNOUNCED_AHEAD: Final = timedelta(hours=24)
 _GIVEN_BACK: Final = Case(When(state=ActionState.REVERTED, then=Value(1)), default=Value(0))
+_SETTLES_IN: Final = timedelta(minutes=1)
 _SHOWN_AFTER: Final = timedelta(days=7)  # a recovery lasts that long at most
 
 
@@ -45,11 +46,6 @@ def means_of(job_ids: Collection[int]) -> Mapping[int, Means]:
         job_id: Means(backend == Backend.SIMULATED, recorded.get(cluster_id, False))
         for job_id, cluster_id, backend in rows
     }
-
-
-def n_simulated_of(job_ids: Collection[int]) -> int:
-    """How many of these jobs hold devices of simulated clusters."""
-    return sum(means.is_simulated for means in means_of(job_ids).values())
 
 
 def actions_of(event: DemandResponseEvent, *, most: int) -> list[CurtailmentAction]:
@@ -117,6 +113,7 @@ class Standing:
     limit_w: float | None
     draw_w: float | None
     is_modelled: bool
+    read_at: datetime | None = None
 
     @property
     def asked_w(self) -> float | None:
@@ -132,8 +129,10 @@ class Standing:
 
     @property
     def is_missed(self) -> bool:
-        """It binds, and the domain draws more than it may, by more than the tolerance."""
+        """It binds, and the domain draws more than it may, by more than the tolerance, as was read since it began."""
         if self.phase is not Phase.ACTIVE or self.limit_w is None or self.draw_w is None:
+            return False
+        if self.read_at is None or self.read_at < self.event.start_at + _SETTLES_IN:
             return False
         slack_w = self.event.tolerance * (self.asked_w or 0.0)
         return self.draw_w > self.limit_w + slack_w + 1.0
@@ -161,7 +160,7 @@ def _standing(
     if event.reference_w is not None and response_of(event).rebounds(at):
         allowed_w = event.reference_w * event.rebound_limit_share
     phase = phase_of_event(event, load=Load(draw_w=draw_w, allowed_w=allowed_w), at=at)
-    return Standing(event, phase, limit_w_of(event, meter), draw_w, source == "modelled")
+    return Standing(event, phase, limit_w_of(event, meter), draw_w, source == "modelled", read_at)
 
 
 def limit_w_of(event: DemandResponseEvent, meter: Meter) -> float | None:
@@ -198,8 +197,3 @@ def event_of_the_hour(at: datetime) -> Standing | None:
         if standing.phase in _RUNNING:
             found.append(standing)
     return min(found, key=lambda one: _FIRST.index(one.phase), default=None)
-
-
-def has_committed_plan(event: DemandResponseEvent) -> bool:
-    """Whether a plan is in force for it now."""
-    return event.plans.filter(state=PlanState.COMMITTED).exists()
