@@ -32,14 +32,23 @@ def is_there() -> bool:
         return False
 
 
-def hold(indices: Sequence[int], share: float) -> float:
+def limits_mw(indices: Sequence[int]) -> list[int]:
+    """What these devices are limited to now, in milliwatts."""
+    with _open() as library:
+        return [_limit_mw(library, _device(library, index)) for index in indices]
+
+
+def hold(indices: Sequence[int], share: float, most_mw: Sequence[int] = ()) -> float:
     """Limit these devices to a share of their default limit; return the largest share that is set now.
 
     A device that cannot go so low is set to the lowest it takes. Raises NvmlError; OSError without a driver.
+
+    Args:
+        most_mw: By device, what it never gets more than: the limit that somebody had set before.
     """
     largest = 0.0
     with _open() as library:
-        for index in indices:
+        for place, index in enumerate(indices):
             device = _device(library, index)
             default = ctypes.c_uint()
             least, most = ctypes.c_uint(), ctypes.c_uint()
@@ -50,12 +59,17 @@ def hold(indices: Sequence[int], share: float) -> float:
                     device, ctypes.byref(least), ctypes.byref(most)
                 ),
             )
-            wanted = min(max(round(share * default.value), least.value), most.value)
+            bound = min(most.value, most_mw[place]) if most_mw else most.value
+            wanted = min(max(round(share * default.value), least.value), bound)
             _require(library, library.nvmlDeviceSetPowerManagementLimit(device, ctypes.c_uint(wanted)))
-            now = ctypes.c_uint()
-            _require(library, library.nvmlDeviceGetPowerManagementLimit(device, ctypes.byref(now)))
-            largest = max(largest, now.value / default.value)
+            largest = max(largest, _limit_mw(library, device) / default.value)
     return largest
+
+
+def _limit_mw(library: Any, device: ctypes.c_void_p) -> int:
+    now = ctypes.c_uint()
+    _require(library, library.nvmlDeviceGetPowerManagementLimit(device, ctypes.byref(now)))
+    return now.value
 
 
 @contextmanager

@@ -638,7 +638,11 @@ class Shepherd:
             self._note_cap(share=share, wanted=share, is_recorded=True, message="", **told)
         else:
             try:
-                held = nvml.hold(self._order["devices"], share)
+                if "before_mw" not in self._cap:
+                    # Written down before anything is set: whoever goes on from here gives back that, and no more.
+                    self._cap["before_mw"] = nvml.limits_mw(self._order["devices"])
+                    self._note_cap(share=1.0, wanted=None, is_recorded=False, message="", **told)
+                held = nvml.hold(self._order["devices"], share, self._cap["before_mw"])
             except (OSError, nvml.NvmlError) as error:
                 held = self._cap.get("share", 1.0)
                 self._note_cap(share=held, wanted=share, is_recorded=False, message=str(error)[:300], **told)
@@ -650,11 +654,11 @@ class Shepherd:
 
     def _give_back_devices(self) -> None:
         """Whoever gets the devices next gets them as they were."""
-        if self._cap.get("share", 1.0) < 1.0 and not self._cap.get("is_recorded"):
+        if "before_mw" in self._cap:
             nvml = _nvml()
             if nvml is not None:
                 with contextlib.suppress(OSError, nvml.NvmlError):
-                    nvml.hold(self._order["devices"], 1.0)
+                    nvml.hold(self._order["devices"], 1.0, self._cap["before_mw"])
 
     def _note_cap(self, **changes: Any) -> None:
         self._cap.update(changes)

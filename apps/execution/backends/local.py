@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from apps.core.errors import OutsideError
 from apps.core.spool import file_lock, is_locked
-from apps.execution import shepherd
+from apps.execution import nvml, shepherd
 from apps.execution.backends import local_probe
 from apps.execution.backends.base import (
     CapOrder,
@@ -112,7 +112,9 @@ class LocalBackend:
                 }
                 if content != known:
                     shepherd.write_whole(f"{folder}/cap.json", content)
-                    shepherd.ring(f"{folder}/bell")
+                    has_ended = (shepherd.read_whole(f"{folder}/status.json") or {}).get("state") == "ended"
+                    if not shepherd.ring(f"{folder}/bell") and not has_ended:
+                        self._revive(folder)
 
     def list_caps(self, *, at: datetime) -> list[CapState]:
         found = []
@@ -373,7 +375,7 @@ class LocalBackend:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_passed_on(),
+                env=_passed_on() | _driver(),
                 cwd="/",
                 start_new_session=True,
                 check=True,
@@ -394,6 +396,12 @@ def _passed_on() -> dict[str, str]:
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept.update({name: value for name, value in os.environ.items() if name.startswith("LC_")})
     return kept
+
+
+def _driver() -> dict[str, str]:
+    """Which driver the shepherd sets caps with; no concern of the job's."""
+    named = os.environ.get(nvml.NAMED_BY)
+    return {nvml.NAMED_BY: named} if named else {}
 
 
 def _env_of(order: Order, replica: Replica) -> Mapping[str, str]:
