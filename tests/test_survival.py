@@ -30,7 +30,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 N_JOBS = 300
 N_DEVICES = 16
 N_KILLS = 30
-VICTIMS = ("planning", "execution", "beat", "web", "postgres", "power")
+VICTIMS = ("planning", "execution", "beat", "web", "postgres", "power", "watchdog")
 PATIENCE_S = 600
 
 # One machine with some devices, one team without a quota, one member with a token.
