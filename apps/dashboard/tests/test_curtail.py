@@ -107,7 +107,7 @@ def test_what_is_seen_is_committed_and_stands_in_the_audit_trail(
         ("power.automation_started", "looked"),
         ("demand_response.cancelled", "called off"),
     ]
-    trail = client.get(f"/audit/?event={event.pk}").content.decode()
+    trail = client.get(f"/audit/?of=demand_response&id={event.pk}").content.decode()
     assert "curtailment.committed" in trail
     assert "power.automation_stopped" not in trail
 

@@ -172,7 +172,7 @@ def decide(
         target_w=target_w,
         achievable_w=achievable_w,
         schedule=decided,
-        inputs_hash=hash_of(event, wish, draft.actions, site),
+        inputs_hash=hash_of(event, wish, draft.actions),
     )
 
 
@@ -197,19 +197,18 @@ def base_share_of(job: RunningJob) -> float:
     return job.share if job.cap is None else job.cap.back_share
 
 
-def hash_of(event: DemandResponseEvent, wish: Wish, actions: Sequence[ActionDraft], site: Site) -> str:
-    """Of what a plan touches, as it stands: what else moved shows in what the domain draws."""
-    there = {job.allocation_id: job for job in site.jobs}
-    touched = []
-    for action in actions:
-        job = there.get(action.before.get("allocation_id", 0))
-        # A job that this plan keeps paused is in no attempt any more.
-        now = None if job is None else [round(base_share_of(job), 9), job.is_leaving and not job.is_pausing]
-        touched.append([action.job_id, str(action.lever), dict(action.after), now])
+def hash_of(event: DemandResponseEvent, wish: Wish, actions: Sequence[ActionDraft] = ()) -> str:
+    """Of what was asked for, and of what is done for it: SHA-256, hex."""
+    done = [[action.job_id, str(action.lever), dict(action.before), dict(action.after)] for action in actions]
     target = [event.domain_id, event.target_kind, event.value, event.is_emergency, event.is_test]
     times = [event.start_at.isoformat(), event.end_at.isoformat()]
-    facts = [target, times, wish.as_json(), touched]
-    return sha256(dumps(facts, sort_keys=True).encode()).hexdigest()
+    return sha256(dumps([target, times, wish.as_json(), done], sort_keys=True).encode()).hexdigest()
+
+
+def gone_w(actions: Sequence[ActionDraft], site: Site) -> float:
+    """Watts of IT load that actions were to bring whose jobs are over, or are other attempts, by now."""
+    there = {job.allocation_id for job in site.jobs if not job.is_leaving or job.is_pausing}
+    return sum(action.expected_w for action in actions if action.before.get("allocation_id", 0) not in there)
 
 
 def _candidate(
@@ -301,7 +300,7 @@ def _draft(
     )
     actions = [*held.carried, *(_action(step, by_id[step.job_id], held, at) for step in decided.steps)]
     achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
-    rows = [_row(step, by_id[step.job_id], event, at) for step in decided.steps if not step.is_bridge]
+    rows = _rows(decided, by_id, event, at)
     rows.sort(key=lambda row: (-row["lost_device_s"], row["job_id"]))
     details = {
         "wish": wish.as_json(),
@@ -369,6 +368,22 @@ def _action(step: Step, job: RunningJob, held: Held, at: datetime) -> ActionDraf
     )
 
 
+def _rows(
+    decided: Schedule, by_id: Mapping[int, RunningJob], event: DemandResponseEvent, at: datetime
+) -> list[dict[str, Any]]:
+    """Every touched job once, with what is done to it in the end; who only stands in for others says so."""
+    rows = []
+    lasting = decided.lasting.chosen(decided.problem)
+    for step in decided.steps:
+        stays = lasting.get(step.job_id)
+        if step.is_bridge and stays is not None:
+            if stays.lever in HARD:
+                continue  # it has a step of its own
+            step = replace(step, option=stays, is_bridge=False)
+        rows.append(_row(step, by_id[step.job_id], event, at))
+    return rows
+
+
 def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) -> dict[str, Any]:
     """One touched job, for people."""
     option = step.option
@@ -393,6 +408,7 @@ def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) 
         else round(job.at_risk_s, 1),
         "issue_at": (at + timedelta(seconds=step.issue_s)).isoformat(),
         "is_breach": _breaks(job, option),
+        "is_bridge": step.is_bridge,
         "is_assumed": job.draw_source == TDP_DERIVED,
     }
 

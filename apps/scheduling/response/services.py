@@ -27,13 +27,14 @@ from apps.power.models import (
 from apps.power.plan_services import ActionDraft, PlanDraft
 from apps.power.response_selectors import events
 from apps.power.response_services import EventDraft
-from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, hash_of
+from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, gone_w, hash_of
 from apps.scheduling.response.site import Site, read_site
 from apps.teams import policies
 from apps.teams.models import User
 
 _DONE: Final = (ActionState.REVERTED,)
 _SALT: Final = "curtailment preview"
+_COSTS_MORE_SHARE: Final = 0.05  # so much more may be lost than was shown before it has to be shown again
 
 
 def preview(*, event_id: int, wish: Wish, actor: User | None, at: datetime) -> CurtailmentPlan:
@@ -71,7 +72,7 @@ def commit(
         raise NotFound("There is no such event.")
     plan = event.plans.filter(inputs_hash=inputs_hash, state=PlanState.PREVIEWED).first()
     site = read_site(at)
-    hash_now = None if plan is None else hash_of(event, _wish_of(plan), _drafts(plan), site)
+    hash_now = None if plan is None else _hash_now(plan, site)
     domain = site.domains[event.domain_id]
     draw_now_w: float | None = domain.meter.fixed_w + domain.meter.k * domain_w(site, event.domain_id)
     if plan is not None and event.plans.filter(state=PlanState.COMMITTED).exists():
@@ -130,7 +131,7 @@ def preview_draft(
         draft=draft, actor=actor, at=at, is_below_floor_confirmed=is_below_floor_confirmed
     )
     decided = decided_for(event, read_site(at), wish=wish, at=at)
-    told = {"hash": decided.inputs_hash, "draw_w": decided.draft.draw_w, "by": actor.pk}
+    told = {"asked": hash_of(event, wish), "by": actor.pk, **_gist(decided)}
     return DryRun(event, decided.draft, signing.dumps([at.isoformat(), told], salt=_SALT), at)
 
 
@@ -171,11 +172,9 @@ def commit_draft(
     plan_services.save_preview(
         event_id=event.pk, draft=decided.draft, inputs_hash=decided.inputs_hash, actor=actor, at=at
     )
-    if decided.inputs_hash != told["hash"]:
-        raise PlanStale("What would be done has changed.")
-    moved_w = abs((decided.draft.draw_w or 0.0) - (told["draw_w"] or 0.0))
-    if moved_w > plan_services.MOVED_SHARE * (told["draw_w"] or 0.0):
-        raise PlanStale("The load has moved by over 2 %.", draw_w=decided.draft.draw_w)
+    if hash_of(event, wish) != told["asked"]:
+        raise PlanStale("Something else was asked for.")
+    _require_alike(_gist(decided), told)
     return plan_services.commit_plan(
         event_id=event.pk,
         inputs_hash=decided.inputs_hash,
@@ -184,6 +183,43 @@ def commit_draft(
         confirmation=confirmation,
         reason=reason,
     )
+
+
+def _gist(decided: Decided) -> dict[str, Any]:
+    """What of a plan must not get worse between the look at it and its commit."""
+    draft = decided.draft
+    return {
+        "draw_w": draft.draw_w or 0.0,
+        "shed_w": draft.predicted_shed_w,
+        "lost_s": draft.lost_device_s,
+        "n_paused": draft.details["n_paused"],
+        "breaches": list(draft.tier_breaches),
+    }
+
+
+def _require_alike(now: dict[str, Any], told: dict[str, Any]) -> None:
+    """In a busy facility jobs come and go between a look and a click: so much does not make it another plan."""
+    most_w = plan_services.MOVED_SHARE * told["draw_w"]
+    if abs(now["draw_w"] - told["draw_w"]) > most_w:
+        raise PlanStale("The load has moved by over 2 %.", draw_w=now["draw_w"])
+    is_alike = (
+        abs(now["shed_w"] - told["shed_w"]) <= most_w
+        and now["lost_s"] <= told["lost_s"] * (1 + _COSTS_MORE_SHARE) + 1.0
+        and now["n_paused"] <= told["n_paused"] + max(1, _COSTS_MORE_SHARE * told["n_paused"])
+        and set(now["breaches"]) <= set(told["breaches"])
+    )
+    if not is_alike:
+        raise PlanStale("What would be done has changed.")
+
+
+def _hash_now(plan: CurtailmentPlan, site: Site) -> str:
+    """The hash of a preview, while so few of its jobs are over that it still is what it was."""
+    drafts = [one for one in _drafts(plan) if one.expected_w]
+    kept = [
+        one for one in drafts if one.lever == Lever.CAP or one.issue_at >= (plan.previewed_at or one.issue_at)
+    ]
+    is_moved = gone_w(kept, site) > plan_services.MOVED_SHARE * max(plan.draw_w or 0.0, 1.0)
+    return "" if is_moved else plan.inputs_hash
 
 
 def _opened(seen: str) -> tuple[datetime, dict[str, Any]]:
