@@ -15,7 +15,7 @@ from apps.dashboard.tests.facility import Facility
 from apps.dashboard.tests.test_pages import signed_in
 from apps.events.models import Event
 from apps.inventory.models import Domain
-from apps.jobs.models import Job
+from apps.jobs.models import Allocation, Job
 from apps.power.models import CurtailmentPlan, DemandResponseEvent, PlanState, PowerController, PowerReading
 from apps.power.response_services import EventDraft, announce_event
 from apps.power.tests.builders import programme
@@ -324,6 +324,7 @@ def test_everybody_sees_the_ribbon_and_an_owner_why_a_job_is_slow(
     action = event.plans.get().actions.first()
     action.state = "verified"
     action.save(update_fields=["state"])
+    Allocation.objects.filter(job_id=action.job_id).update(desired_power_cap_share=action.after["share"])
     client = signed_in(facility.stranger)
 
     assert "Grid event active" in client.get("/queue/").content.decode()

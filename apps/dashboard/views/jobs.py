@@ -318,7 +318,8 @@ def _body(seen: Seen) -> dict[str, Any]:
     context["end"] = expected_end(seen.job, context["reason"], clock.now())
     context["events"] = list(_events_of(seen)[:_N_EVENTS])
     context["checks"] = _checks(context["reason"]) if context["is_waiting"] else []
-    is_held_down = seen.job.state in (State.RUNNING, State.PAUSING, State.PAUSED)
+    is_capped = context["is_holding"] and latest is not None and latest.desired_power_cap_share < 1.0
+    is_held_down = is_capped or seen.job.state in (State.PAUSING, State.PAUSED)
     context["hold"] = response.hold_on(seen.job.pk, clock.now()) if is_held_down else None
     context["ahead"] = selectors.ahead_of([seen.job]).get(seen.job.pk)
     if latest is not None and not context["is_waiting"]:
