@@ -82,6 +82,7 @@ urlpatterns = [
     path("power/parts/ribbon/", power_event.ribbon_part, name="ribbon"),
     path("power/events/<int:event_id>/", power_event.event_page, name="power-event"),
     path("power/events/<int:event_id>/parts/body/", power_event.body_part, name="power-event-body"),
+    path("power/events/<int:event_id>/parts/acts/", power_event.acts_part, name="power-event-acts"),
     path("power/events/<int:event_id>/charts/load.json", power_event.chart, name="power-event-chart"),
     path("power/events/<int:event_id>/plan/", curtail.plan, name="power-event-plan"),
     path(

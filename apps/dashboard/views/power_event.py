@@ -33,7 +33,7 @@ from apps.power.response import OVER, Phase
 from apps.scheduling.response import selectors, services
 from apps.teams import policies
 
-_MOST_ACTIONS: Final = 100
+_MOST_ACTIONS: Final = 50
 _MOST_POINTS: Final = 360
 _AROUND: Final = timedelta(minutes=30)
 _AVERAGE: Final = timedelta(minutes=5)
@@ -73,12 +73,23 @@ def event_page(request: HttpRequest, event_id: int) -> HttpResponse:
 @page
 @require_GET
 def body_part(request: HttpRequest, event_id: int) -> HttpResponse:
-    """What changes while somebody looks."""
+    """The figures, which change while somebody looks."""
+    return _part(request, event_id, "dashboard/parts/power_event.html")
+
+
+@page
+@require_GET
+def acts_part(request: HttpRequest, event_id: int) -> HttpResponse:
+    """What is done, job by job, and the plans."""
+    return _part(request, event_id, "dashboard/parts/power_event_acts.html")
+
+
+def _part(request: HttpRequest, event_id: int, template: str) -> HttpResponse:
     event = response_selectors.event_by_id(event_id)
     at = clock.now()
     latest = power.latest_readings([event.domain_id]).get(event.domain_id)
     version = (event.version, log.latest_event_id(), None if latest is None else latest.pk)
-    return part(request, "dashboard/parts/power_event.html", version, lambda: _body(event, at))
+    return part(request, template, version, lambda: _body(event, at))
 
 
 @page

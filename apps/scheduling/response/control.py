@@ -41,6 +41,7 @@ from apps.power.readings import EXPECTED_FOR
 from apps.power.response import Load, limit_it_w
 from apps.power.response_selectors import events, loads_of, response_of, unanswered
 from apps.power.response_services import freeze_reference, settle_release
+from apps.power.services import record_modelled
 from apps.power.telemetry.facts import How, Quality
 from apps.scheduling.response import services
 from apps.scheduling.response.deciding import base_share_of, domain_w
@@ -138,6 +139,7 @@ def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
         control.give_back()
     control.note_what_became()
     control.close()
+    control.note_draws()
     _settle_tests(fence, at)
     return done
 
@@ -555,6 +557,17 @@ class _Control:
                 self.done.n_resumed += 1
             self._move([(action, str(ActionState.REVERTED), "")])
 
+    def note_draws(self) -> None:
+        """Keep what domains of events draw by the model, for who looks at them."""
+        drawn, told = self.site.modelled_w(), {}
+        for domain_id in {event.domain_id for event in self.live.values()}:
+            last = self.site.readings.get(domain_id)
+            if last is None or (last.source == MODELLED and self.at - last.at >= _NOTED_EVERY):
+                meter = self.site.domains[domain_id].meter
+                told[domain_id] = meter.fixed_w + meter.k * drawn.get(domain_id, 0.0)
+        if told:
+            record_modelled(draws_w=told, at=self.at)
+
     def close(self) -> None:
         """Note which caps are given back, and which events are over."""
         if self.done.n_asked or self.done.n_paused or self.done.n_raised or self.done.n_resumed:
@@ -582,6 +595,10 @@ class _Control:
             draw_w = meter.fixed_w + meter.k * domain_w(self.site, event.domain_id)
             load = Load(draw_w=draw_w, allowed_w=loads[event.pk].allowed_w)
             settle_release(event_id=event.pk, load=load, at=self.at)
+
+
+# Where no meter is read the model is all there is to see of an event, and once a minute is too seldom for that.
+_NOTED_EVERY: Final = timedelta(seconds=15)
 
 
 class _Headroom:
