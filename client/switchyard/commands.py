@@ -260,7 +260,7 @@ def why(args: Namespace) -> int:
 
 def logs(args: Namespace) -> int:
     site = open_site()
-    offset, attempt = 0, args.attempt
+    offset, attempt, n_idle = 0, args.attempt, 0
     while True:
         chunk = site.get(
             f"jobs/{args.id}/logs",
@@ -281,10 +281,13 @@ def logs(args: Namespace) -> int:
         has_more = chunk["next_offset"] > offset
         offset = chunk["next_offset"]
         if has_more:
+            n_idle = 0
             continue
+        n_idle += 1
         if not args.follow:
             return OK
-        if chunk["is_complete"] or chunk["attempt"] is None:
+        # A lost node may never say that nothing follows, so the job itself is asked now and then.
+        if chunk["is_complete"] or chunk["attempt"] is None or n_idle % 10 == 0:
             if site.get(f"jobs/{args.id}")["state"] in ENDED:
                 return OK
             if chunk["is_complete"] and args.attempt is None:
@@ -356,7 +359,7 @@ def _wait_for(site: Site, ids: Sequence[int], timeout_s: float | None, *, as_jso
 
 
 def _exit_code(job: dict[str, Any]) -> int:
-    state, code = job["state"], job["exit_code"]
+    state, code = job["state"], int(job["exit_code"] or 0)
     if state == "succeeded":
         return OK
     if state == "timed_out":

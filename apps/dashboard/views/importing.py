@@ -1,4 +1,4 @@
-"""Import: paste a batch script or manifests, see the job they mean and what was ignored, then submit it as any other."""
+"""Import: paste a batch script or manifests, see the job they mean and what was ignored, then submit it."""
 
 import hashlib
 import json

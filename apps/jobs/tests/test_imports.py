@@ -790,7 +790,8 @@ VALUE = st.recursive(
                 "template", "spec", "containers", "metadata", "labels", "resources", "limits", "nvidia.com/gpu", "cpu",
                 "command", "args", "env", "name", "value", "nodeSelector", "affinity", "nodeAffinity", "replicas",
                 "parallelism", "completions", "replicatedJobs", "tasks", "trainer", "rayClusterSpec",
-                "workerGroupSpecs", "headGroupSpec", "pytorchReplicaSpecs", "Worker", "Master", "elasticPolicy", "runPolicy", "suspend",
+                "workerGroupSpecs", "headGroupSpec", "pytorchReplicaSpecs", "Worker", "Master",
+                "elasticPolicy", "runPolicy", "suspend",
                 "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "matchExpressions", "values",
             ]
         ),
