@@ -272,3 +272,29 @@ def test_the_tree_of_power_is_walked_by_keys_and_stays_alive(site: Site, open_wi
         window.page.keyboard.press("Enter")
         window.page.wait_for_selector("h1:text-is('Power of Hall A')")
         assert window.troubles_here() == []
+
+
+def test_a_member_imports_a_script_on_a_phone_and_without_scripts_of_ours(
+    site: Site, open_window: OpenWindow
+) -> None:
+    text = "#!/bin/bash\n#SBATCH --job-name=imported\n#SBATCH --gpus=1\n#SBATCH --mail-type=END\n"
+    for size, script in ((DESKTOP, True), (PHONE, True), (PHONE, False)):
+        window = open_window(site.facility.member, size=size, script=script)
+        window.open("/jobs/new/")
+        page = window.page
+        page.click("text=Import a script or manifests")
+        page.fill("#text", f"{text}#SBATCH --nodelist=n1\n./train\n")
+        page.click("button[value=show]")
+        expect(page.locator("[role=alert]")).to_contain_text("line 5: --nodelist")
+        expect(page.locator("button[value=submit]")).to_have_count(0)
+        if script:
+            assert [one for one in window.troubles_here() if "400 (Bad Request)" not in one] == []
+            assert axe_findings(window) == []
+        if folder := os.environ.get("SWITCHYARD_SHOTS"):
+            page.screenshot(path=f"{folder}/import-{size['width']}-{script}.png", full_page=True)
+        page.fill("#text", f"{text}./train\n")
+        page.click("button[value=show]")
+        expect(page.locator("main")).to_contain_text("No mail is sent")
+        page.click("button[value=submit]")
+        expect(page.locator("main h1")).to_contain_text("imported")
+    assert Job.objects.filter(name="imported").count() == 3
