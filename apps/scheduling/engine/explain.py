@@ -17,6 +17,7 @@ from apps.scheduling.engine.caps import caps_of, under_cap
 from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Spread, Wait
 from apps.scheduling.engine.placement import total_steps
 from apps.scheduling.engine.rules import ALL, Rules
+from apps.scheduling.engine.sums import Sums
 from apps.scheduling.engine.units import BIG, FULL
 
 if TYPE_CHECKING:
@@ -68,18 +69,33 @@ def own_reason(walk: "Pass", gang: Gang, rank: int) -> Wait | None:
     return None
 
 
+_QUOTA = frozenset({"quota", "member_limit"})
+_POWER, _RESOURCES = frozenset({"power"}), frozenset({"resources"})
+_NONE: frozenset[str] = frozenset()
+_ONE = {rule: frozenset({rule}) for rule in RULES}
+
+
 @cache
-def _rules_without(left_out: frozenset[str]) -> tuple[Rules, Rules]:
-    """The rules that are left; and the same without those of quota, which are looked at on their own."""
+def _rules_without(left_out: frozenset[str]) -> tuple[Rules, Rules, frozenset[str]]:
+    """The rules that are left; the same without those of quota, which are looked at on their own; what those lack."""
     rules: Rules = replace(ALL, **dict.fromkeys(left_out, False))
-    return rules, replace(rules, quota=False, member_limit=False)
+    return rules, replace(rules, quota=False, member_limit=False), left_out - _QUOTA
 
 
 class Explainer:
-    """Answers for one pass; jobs of one shape, team and length share the answer."""
+    """Answers for one pass; jobs of one shape, team and length share the answer.
 
-    def __init__(self, walk: "Pass") -> None:
+    Args:
+        other: An explainer of the same pass. What is promised may differ, what holds now does not.
+    """
+
+    def __init__(self, walk: "Pass", other: "Explainer | None" = None) -> None:
         self.walk = walk
+        self._sums = Sums(walk.frame, walk.calendar.now) if other is None else other._sums
+        # By shape: the kinds it accepts, each with the rules that sums alone show to forbid it now.
+        self._forbidding: dict[int, tuple[tuple[int, frozenset[str]], ...]] = (
+            {} if other is None else other._forbidding
+        )
         # By shape, kind and rules: the longest window known to do, and the shortest known not to (in pinches).
         self._fits: dict[tuple[object, ...], tuple[float, float]] = {}
         self._words_of: dict[tuple[object, ...], tuple[str, Mapping[str, Any]]] = {}
@@ -120,11 +136,13 @@ class Explainer:
         own = self.walk.promised.get(gang.id)
         if own is None:
             return self._why(gang, rank, expected_s)
+        if self._is_certain(gang):
+            return self._why(gang, rank, expected_s)
         # What is promised to it is not in its own way; what is found out without that holds for nobody else.
         calendar = self.walk.calendar
         calendar.withdraw(own)
         try:
-            return Explainer(self.walk)._why(gang, rank, expected_s)
+            return Explainer(self.walk, self)._why(gang, rank, expected_s)
         finally:
             self.walk.promised[gang.id] = calendar.promise(gang, own.charge, own.start_s, own.end_s)
 
@@ -179,25 +197,56 @@ class Explainer:
     def _window(self, gang: Gang, kind: int) -> Window:
         return self.walk.calendar.window_of(gang, self.walk.now_s + self.walk.duration_s(gang, kind))
 
+    def _forbidden(self, gang: Gang) -> tuple[tuple[int, frozenset[str]], ...]:
+        """The kinds it accepts, each with those rules of which sums alone show that they forbid it now."""
+        shape = gang.shape
+        known = self._forbidding.get(id(shape))
+        if known is None:
+            found: list[tuple[int, frozenset[str]]] = []
+            for kind in self.walk.kinds(shape):
+                needs = self.walk.needs.of(shape, kind)
+                lacks_power = self._sums.lacks_power(needs, kind)
+                lacks_devices = self._sums.lacks_devices(needs, kind)
+                rules = (_POWER if lacks_power else _NONE) | (_RESOURCES if lacks_devices else _NONE)
+                found.append((kind, rules))
+            known = self._forbidding[id(shape)] = tuple(found)
+        return known
+
+    def _is_certain(self, gang: Gang) -> bool:
+        """Whether the same rules bind a gang with a promise whether its promise is in its way or not.
+
+        So it is if each kind is forbidden now by some rule, and the gang starts without each that could bind, even
+        beside what it was promised itself.
+        """
+        gang = self.walk.least(gang)
+        forbidden = self._forbidden(gang)
+        if not all(rules for _, rules in forbidden):
+            return False
+        alone = {rules for _, rules in forbidden if len(rules) == 1}
+        return bool(alone) and all(self._starts(gang, rules) for rules in alone)
+
     def _starts(self, gang: Gang, without: frozenset[str]) -> bool:
         walk = self.walk
         ahead = walk.strictly_behind
         if ahead is not None and ahead is not gang and "priority" not in without:
             return False
-        rules, placing_rules = _rules_without(without)
-        for kind in walk.kinds(gang.shape):
-            if walk.cannot_hold(gang.shape, kind, rules):
+        rules, placing_rules, left_out = _rules_without(without)
+        window: Window | None = None
+        for kind, forbidden in self._forbidden(gang):
+            if forbidden and not forbidden <= without:
                 continue
-            window = self._window(gang, kind)
+            if window is None or gang.limit_s == inf:  # a declared limit is the same on every kind
+                window = self._window(gang, kind)
             if not self._may_take(gang, kind, window, rules):
                 continue
             # What lasts longer meets more promises: what fits does so for less, what does not will not for more.
             n_pinches, met = window
-            key = (id(gang.shape), kind, met, gang.datasets, placing_rules)
+            key = (id(gang.shape), kind, met, gang.datasets, left_out)
             fits_to, fails_from = self._fits.get(key, (-inf, inf))
             if fits_to < n_pinches < fails_from:
                 duration_s = walk.duration_s(gang, kind)
-                found = walk.fit(gang, kind, walk.calendar.now, duration_s, rules=placing_rules, named=False)
+                now = walk.calendar.now
+                found = walk.fit(gang, kind, now, duration_s, rules=placing_rules, named=False, whether=True)
                 if found is not None:
                     fits_to = n_pinches
                 else:
@@ -228,9 +277,16 @@ class Explainer:
         binding = self._binding.get(key)
         if binding is None:
             binding = self._binding[key] = tuple(rule for rule in RULES if self._may_bind(gang, rule))
-        if self._starts(gang, frozenset()):
+        forbidden = self._forbidden(gang)
+        if all(rules for _, rules in forbidden):
+            # Sums have told of each kind what has to be left out at the least.
+            alone = {rules for _, rules in forbidden}
+            asked = tuple(rule for rule in binding if _ONE[rule] in alone)
+        elif self._starts(gang, _NONE):
             return _NOTHING, False
-        single = tuple(rule for rule in binding if self._starts(gang, frozenset({rule})))
+        else:
+            asked = binding
+        single = tuple(rule for rule in asked if self._starts(gang, _ONE[rule]))
         if single:
             return single, False
         left_out = set(binding)

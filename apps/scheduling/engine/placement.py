@@ -44,6 +44,7 @@ class Terms:
     already: IntArray | None = None  # (n,) replicas that the job has there already, when it grows
     kind: int = NONE  # the kind looked at
     fragments: Fragments | None = None  # how single replicas are placed; None: by best fit
+    whether: bool = False  # is there a place at all: shares are left out where that is quicker
 
 
 Amounts = tuple[IntArray, IntArray, IntArray, IntArray]  # (n,) whole, cpu and mem; (l + 1,) head: as in State
@@ -133,7 +134,8 @@ def place(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> 
             return None
         score = None
         if (
-            terms.fragments is not None
+            found[0]
+            and terms.fragments is not None
             and terms.packing
             and asks[0].n_replicas == 1
             and asks[0].spread is None
@@ -246,14 +248,29 @@ def _place_group(
         room, total = _free_room(frame, ask, kind, terms.may_use, left, shared, draw)
         if total < n:
             return None
+        one_tree = frame.n_limit_trees == 1
         if draw:
-            one_tree = frame.n_limit_trees == 1
             if (
                 one_tree
                 and most_under_limits(frame.nodes_of[kind], room, left.head, frame.paths, draw, n) < n
             ):
                 return None
             draws = _draws(frame, ask)
+        if (
+            terms.whether
+            and ask.devices
+            and not terms.named
+            and (ask.spread is None or not terms.spread)
+            and (not draw or one_tree)
+        ):
+            # So many fit, in whatever order nodes are filled; within one domain only sums without power say so.
+            required = ask.required if terms.topology else None
+            if required is None:
+                return [], "anywhere"
+            if not draw:
+                inside = np.where(frame.has_level[required], room, 0)
+                sums, _ = domain_sums(frame.level[required], frame.n_level[required], inside, inside)
+                return ([], required) if int(sums.max(initial=0)) >= n else None
     else:
         room = node_room(frame, ask, kind, left, terms)
         if int(room.sum()) < n:

@@ -64,11 +64,13 @@ from apps.scheduling.engine.sizes import (
     sizes_of,
 )
 from apps.scheduling.engine.state import State, charge_of
-from apps.scheduling.engine.units import BIG, FULL
+from apps.scheduling.engine.sums import Needs, Sums
+from apps.scheduling.engine.units import FULL
 
 _EMPTY = Rules(
     quota=False, member_limit=False, reservation=False, staging=False, priority=True, resources=False
 )
+_UNSUMMED = 2  # questions after a change that are not answered by sums
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -161,11 +163,10 @@ class Pass:
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._classes: dict[tuple[object, ...], int] = {}
         self._waiting: list[float] = []  # by class of jobs: those of a longer limit cannot start in this pass
-        # What sums tell of the state now, by kind, as of a version of it; and what shapes need.
         self._sums_version = NONE
-        self._most_uw: dict[int, int] = {}
-        self._largest_free: dict[int, int] = {}
-        self._needs: dict[tuple[int, int], tuple[int, int]] = {}
+        self._sums = Sums(self.frame, self.calendar.now)  # of the state now, as of that version of it
+        self._n_asked = 0
+        self.needs = Needs(self.frame)
         self._within: dict[
             int, tuple[int, bool]
         ] = {}  # by class: whether its team is within quota, as of then
@@ -681,10 +682,12 @@ class Pass:
         hold_s: float = 0.0,
         within: BoolArray | None = None,
         already: IntArray | None = None,
+        whether: bool = False,
     ) -> Found | None:
         """A place for the gang from the instant of `first` on, for that long; None if some rule forbids it.
 
         Args:
+            whether: It is asked only whether there is a place; where it lies is not told if that would take longer.
             hold_s: How long its devices may wait for its data.
             within: (n,) nodes that may be used beside what the rules say.
             already: (n,) replicas that it has there already.
@@ -735,6 +738,7 @@ class Pass:
                 already=already,
                 kind=kind if holds_devices(gang.shape) else NONE,
                 fragments=self.fragments if named else None,
+                whether=whether,
             )
             found = place(self.frame, gang.shape, kind, floor, terms)
             if found is not None:
@@ -745,30 +749,15 @@ class Pass:
         """Whether a look at sums alone shows that there is no place for this shape now, whatever else holds."""
         if self._sums_version != self.calendar.version:
             self._sums_version = self.calendar.version
-            self._most_uw.clear()
-            self._largest_free.clear()
+            self._sums = Sums(self.frame, self.calendar.now)
+            self._n_asked = 0
+        self._n_asked += 1
+        if self._n_asked <= _UNSUMMED:
             return False  # what changes with every start is not summed up each time
-        if not holds_devices(shape):
-            return False
-        needs = self._needs.get((id(shape), kind))
-        if needs is None:
-            frame = self.frame
-            needs = self._needs[id(shape), kind] = (
-                sum(frame.draw(a.devices, a.share_steps, kind, a.peak_w) * a.n_replicas for a in shape.asks),
-                max(a.devices for a in shape.asks),
-            )
-        need_uw, devices = needs
-        now = self.calendar.now
-        if rules.power and need_uw:
-            if kind not in self._most_uw:
-                self._most_uw[kind] = int(now.head[self.frame.above_all[kind]].min(initial=BIG))
-            if need_uw > self._most_uw[kind]:
-                return True
-        if rules.resources and devices:
-            if kind not in self._largest_free:
-                self._largest_free[kind] = int(now.whole[self.frame.nodes_of[kind]].max(initial=0))
-            return devices > self._largest_free[kind]
-        return False
+        needs = self.needs.of(shape, kind)
+        return (rules.power and self._sums.lacks_power(needs, kind)) or (
+            rules.resources and self._sums.lacks_devices(needs, kind)
+        )
 
     def _within_one_cluster(self, gang: Gang, may_use: BoolArray) -> Iterator[BoolArray]:
         """The nodes it may use, a cluster at a time: one backend carries a gang, no gang lies in two."""
@@ -792,7 +781,7 @@ class Pass:
             if only_kind not in (None, kind):
                 continue
             duration = self.duration_s(least, kind)
-            if self._is_hopeless(least, kind, duration):
+            if self.cannot_hold(least.shape, kind, ALL) or self._is_hopeless(least, kind, duration):
                 missing.append(kind)
                 continue
             found = self._largest(gang, least, kind, duration)

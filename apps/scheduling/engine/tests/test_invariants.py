@@ -8,10 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from apps.scheduling.engine import planner
 from apps.scheduling.engine.checker import check
-from apps.scheduling.engine.facts import NONE, Policy, Running, Snapshot
+from apps.scheduling.engine.facts import NONE, Policy, Running, Shape, Snapshot
 from apps.scheduling.engine.feasibility import prove_impossible
+from apps.scheduling.engine.frame import Frame
+from apps.scheduling.engine.placement import Found, Terms, place
 from apps.scheduling.engine.planner import plan
+from apps.scheduling.engine.state import Floor
+from apps.scheduling.engine.sums import Sums
 from apps.scheduling.engine.tests.scenes import scenes
 
 SCENES = settings(
@@ -71,6 +76,25 @@ def test_what_is_expected_of_run_times_decides_nothing_but_the_order_of_the_shor
     ]
     shortest = replace(policy, order="shortest", explain=False, preemption=False)
     assert check(told, plan(told, shortest), shortest) == ()
+
+
+@SCENES
+@given(scenes(), DEPTHS, st.booleans())
+def test_what_sums_show_is_what_a_search_on_every_node_finds(
+    scene: Snapshot, depth: int | None, preemption: bool
+) -> None:
+    policy = Policy(backfill_depth=depth, preemption=preemption)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sums, "lacks_power", lambda self, needs, kind: False)
+        patch.setattr(Sums, "lacks_devices", lambda self, needs, kind: False)
+        patch.setattr(planner, "place", _place_in_full)
+        searched = plan(scene, policy)
+
+    assert plan(scene, policy) == searched
+
+
+def _place_in_full(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> Found | None:
+    return place(frame, shape, kind, floor, replace(terms, whether=False))
 
 
 @SCENES
