@@ -282,6 +282,7 @@ def test_a_member_imports_a_script_on_a_phone_and_without_scripts_of_ours(
         window = open_window(site.facility.member, size=size, script=script)
         window.open("/jobs/new/")
         page = window.page
+        page.set_default_timeout(60_000)  # a process's first preview loads the planner
         page.click("text=Import a script or manifests")
         page.fill("#text", f"{text}#SBATCH --nodelist=n1\n./train\n")
         page.click("button[value=show]")

@@ -25,7 +25,7 @@ def test_the_job_is_shown_with_what_was_ignored_and_why(facility: Facility) -> N
     answer = post(facility, action="show")
 
     assert answer.status_code == 200
-    assert "1 × 1 devices" in words(answer)
+    assert "1 × 1 device " in words(answer)
     assert "ignored line 4 --mail-type is ignored No mail is sent" in words(answer)
     assert "It would" in words(answer)
     assert 'value="submit"' in answer.content.decode()

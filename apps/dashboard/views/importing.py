@@ -177,7 +177,8 @@ def _asks(needs: dict[str, Any]) -> str:
     replicas = needs.get("replicas", 1)
     if isinstance(replicas, dict):
         replicas = f"{replicas['min']} to {replicas['max']}"
-    said = f"{replicas} × {needs.get('devices', 0):g} devices"
+    devices = needs.get("devices", 0)
+    said = f"{replicas} × {devices:g} device{'s' * (devices != 1)}"
     if types := needs.get("accelerators"):
         said += f" ({' or '.join(types)})"
     if needs.get("cpus"):
