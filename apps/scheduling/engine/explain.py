@@ -91,7 +91,7 @@ class Explainer:
 
     def __init__(self, walk: "Pass", other: "Explainer | None" = None) -> None:
         self.walk = walk
-        self._sums = Sums(walk.frame, walk.calendar.now) if other is None else other._sums
+        self._sums: Sums = Sums(walk.frame, walk.calendar.now) if other is None else other._sums
         # By shape: the kinds it accepts, each with the rules that sums alone show to forbid it now.
         self._forbidding: dict[int, tuple[tuple[int, frozenset[str]], ...]] = (
             {} if other is None else other._forbidding
