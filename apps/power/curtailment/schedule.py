@@ -81,7 +81,9 @@ def schedule(
         return Schedule(_in_time(chosen, start_s, earliest_s, margin_s), lasting, lasting, problem)
     timely = _bridging(problem, chosen, slow, within_s)
     at_start = solve(timely)
-    bridge = at_start.chosen(timely)
+    bridge = _in_full(problem, at_start, timely)
+    # Whatever stands in, what lasts and is in time is done.
+    bridge = {job_id: option for job_id, option in chosen.items() if job_id not in slow} | bridge
     steps = []
     for job_id, option in bridge.items():
         stays = chosen.get(job_id, LEAVE_ALONE) if job_id not in slow else LEAVE_ALONE
@@ -139,14 +141,30 @@ def _only(problem: Problem, within_s: float) -> Problem:
 
 
 def _bridging(problem: Problem, chosen: Mapping[int, Option], slow: set[int], within_s: float) -> Problem:
-    """The same with what is in time alone; who does something in time anyway does at least that."""
+    """The same with what is in time alone; who does something in time anyway does at least that, and it costs no more.
+
+    The first option stays to leave a job alone: a solver counts nothing for it.
+    """
 
     def open_to(candidate: Candidate) -> Candidate:
-        timely = [option for option in candidate.options if option.takes_s <= within_s]
+        timely = [option for option in candidate.options[1:] if option.takes_s <= within_s]
         mine = chosen.get(candidate.job_id)
         if mine is not None and candidate.job_id not in slow:
             least = dict(mine.shed_uw)
-            timely = [o for o in timely if all(dict(o.shed_uw).get(i, 0) >= w for i, w in least.items())]
-        return replace(candidate, options=tuple(timely) or (LEAVE_ALONE,))
+            timely = [
+                replace(o, cost_ms=max(0, o.cost_ms - mine.cost_ms))
+                for o in timely
+                if all(dict(o.shed_uw).get(i, 0) >= w for i, w in least.items())
+            ]
+        return replace(candidate, options=(candidate.options[0], *timely))
 
     return replace(problem, candidates=tuple(open_to(candidate) for candidate in problem.candidates))
+
+
+def _in_full(problem: Problem, answer: Curtailment, timely: Problem) -> dict[int, Option]:
+    """What was chosen of _bridging(), with what it costs in all."""
+    whole = {candidate.job_id: candidate.options for candidate in problem.candidates}
+    return {
+        job_id: next(o for o in whole[job_id] if replace(o, cost_ms=0) == replace(option, cost_ms=0))
+        for job_id, option in answer.chosen(timely).items()
+    }
