@@ -83,6 +83,7 @@ class Held:
         left_alone: Allocations that operators keep out of every plan.
         kept: Allocations that operators keep as they are.
         unseen: Allocations of which nothing is heard.
+        pausing: Allocations that write their last checkpoint for this event, and draw no more soon.
     """
 
     share_of: Mapping[int, float] = field(default_factory=dict)
@@ -92,6 +93,7 @@ class Held:
     left_alone: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     unseen: frozenset[int] = frozenset()
+    pausing: frozenset[int] = frozenset()
 
     @property
     def as_they_are(self) -> frozenset[int]:
@@ -152,8 +154,13 @@ def decide(
         base_share = min(base_share_of(job), held.share_of.get(job.allocation_id, 1.0))
         if job.allocation_id in held.as_they_are:
             base_share = job.share
-        base_w += (job.device_w(base_share) - job.device_w()) * n
-        candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held, at_least_mine))
+        elif at_least_mine:
+            # What it was asked stays asked, and is taken over as it is: what is chosen comes on top.
+            base_share = min(base_share, held.mine.get(job.allocation_id, 1.0))
+        is_going = job.allocation_id in held.pausing
+        then_w = job.kind.idle_w if is_going else job.device_w(base_share)
+        base_w += (then_w - job.device_w()) * n
+        candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held))
         jobs.append(job)
     need_uw = round((base_w - target_w) * MICRO)
     problem = Problem(tuple(candidates), (Limit(domain.id, need_uw, event.priority),))
@@ -220,7 +227,6 @@ def _candidate(
     window_s: float,
     wish: Wish,
     held: Held,
-    at_least_mine: bool,
 ) -> Candidate:
     alone = Candidate(job.allocation_id, job.tier, job.n_devices, (Option(Lever.NONE),))
     is_exempt = job.job_id in wish.exempt_jobs or job.team in wish.exempt_teams
@@ -239,7 +245,6 @@ def _candidate(
     )
     may_more = event.is_emergency or (job.job_id in wish.allowed_jobs and job.tier != INTERRUPTIBLE)
     whole = candidate_of(load, window_s, is_emergency=may_more)
-    mine = held.mine.get(job.allocation_id)
     options = tuple(
         option
         for option in whole.options
@@ -248,10 +253,6 @@ def _candidate(
     if job.draw_source == TDP_DERIVED and site.metered_w(event.domain_id) is not None:
         # Nobody knows what it draws, and a meter will tell: half of what the type could shed is counted on.
         options = tuple(_discounted(option) for option in options)
-    if at_least_mine and mine is not None:
-        options = tuple(
-            o for o in options if o.lever in HARD or (o.lever is Lever.CAP and o.cap <= mine + 1e-9)
-        )
     return Candidate(job.allocation_id, job.tier, job.n_devices, options or alone.options)
 
 

@@ -290,7 +290,14 @@ def decided_for(
     event: DemandResponseEvent, site: Site, *, wish: Wish, at: datetime, at_least_mine: bool = False
 ) -> Decided:
     """The best plan for an event, with what is in force for all events taken into account."""
-    decided = decide(site, event, at=at, wish=wish, held=held_for(event, site), at_least_mine=at_least_mine)
+    decided = decide(
+        site,
+        event,
+        at=at,
+        wish=wish,
+        held=held_for(event, site, keeps_mine=at_least_mine),
+        at_least_mine=at_least_mine,
+    )
     if decided is None:
         raise NoReference(domain=event.domain.name)
     return decided
@@ -302,8 +309,12 @@ def open_event(event_id: int, at: datetime) -> DemandResponseEvent:
     return events().get(pk=event_id)
 
 
-def held_for(event: DemandResponseEvent, site: Site) -> Held:
-    """What is in force or asked for, seen from one event."""
+def held_for(event: DemandResponseEvent, site: Site, *, keeps_mine: bool = False) -> Held:
+    """What is in force or asked for, seen from one event.
+
+    Args:
+        keeps_mine: A new plan takes over what the one before asks, and adds to it.
+    """
     share_of: dict[int, float] = defaultdict(lambda: 1.0)
     mine: dict[int, float] = defaultdict(lambda: 1.0)
     own: list[CurtailmentAction] = []
@@ -323,11 +334,15 @@ def held_for(event: DemandResponseEvent, site: Site) -> Held:
         left_alone=said[OverrideKind.EXEMPT] | said[OverrideKind.RELEASE],
         kept=said[OverrideKind.HOLD],
         unseen=frozenset(job.allocation_id for job in site.jobs if job.job_id in site.unseen),
+        pausing=frozenset(job.allocation_id for job in site.jobs if job.is_pausing)
+        & frozenset(row.before.get("allocation_id", 0) for row in own if row.lever != Lever.CAP),
     )
-    return replace(found, carried=_carried(own, found, site))
+    return replace(found, carried=_carried(own, found, site, keeps_mine=keeps_mine))
 
 
-def _carried(own: Sequence[CurtailmentAction], held: Held, site: Site) -> tuple[ActionDraft, ...]:
+def _carried(
+    own: Sequence[CurtailmentAction], held: Held, site: Site, *, keeps_mine: bool
+) -> tuple[ActionDraft, ...]:
     """What an event's committed plan does that a new one takes over as it is."""
     there = {job.allocation_id for job in site.jobs}
     drafts = []
@@ -335,8 +350,9 @@ def _carried(own: Sequence[CurtailmentAction], held: Held, site: Site) -> tuple[
         allocation_id = row.before.get("allocation_id", 0)
         if row.plan.state != PlanState.COMMITTED or row.after.get("is_bridge"):
             continue
-        is_paused = row.lever != Lever.CAP and allocation_id not in there
-        is_kept = row.lever == Lever.CAP and allocation_id in there and allocation_id in held.as_they_are
+        is_paused = row.lever != Lever.CAP and (allocation_id not in there or allocation_id in held.pausing)
+        is_asked = keeps_mine or allocation_id in held.as_they_are
+        is_kept = row.lever == Lever.CAP and allocation_id in there and is_asked
         if is_paused or is_kept:
             # What nobody has confirmed brings nothing that can be counted on.
             expected_w = 0.0 if row.state == ActionState.FAILED else row.expected_w

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from apps.jobs.lifecycle import State
-from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerHold
+from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerHold, PowerReading
 from apps.power.override_services import add_override
 from apps.power.response_services import cancel_event
 from apps.scheduling.models import Pass, Reason
@@ -246,3 +246,27 @@ def test_p09c_what_nobody_answers_for_counts_as_uncapped_and_others_make_up_for_
     scene.submit("X", tier=0, at=clock(15, 11))
     scene.at(clock(15, 11) + timedelta(seconds=30), plan=True)
     assert scene.state("X") == State.QUEUED
+
+
+def test_what_a_target_still_lacks_is_added_and_nothing_is_given_back_for_it():
+    scene, event = dark_hall()
+    reading = PowerReading.objects.filter(domain=scene.domain).latest("at").draw_w
+    for second in range(60, 150, 15):
+        at = clock(15) + timedelta(seconds=second)
+        scene.meter(at, silent="H")
+        # Something draws 5 kW more than the model knows of.
+        drawn = scene.draw_w(at) + 5e3
+        PowerReading.objects.create(domain=scene.domain, at=at, draw_w=drawn, source="metered")
+        scene.at(at)
+        assert (scene.share(D), scene.state(E)) == (400.0, State.PAUSED)
+
+    assert reading == pytest.approx(113.2e3)
+    assert scene.share(C) == 500.0  # 3.8 kW are missing
+    assert scene.draw_w(clock(15, 3)) + 5e3 <= 114.4e3
+    plan = event.plans.get(state="committed")
+    done = {(row.job_id, row.lever): row.state for row in plan.actions.all()}
+    assert done == {
+        (scene.jobs[C], "cap"): ActionState.VERIFIED,
+        (scene.jobs[D], "cap"): ActionState.VERIFIED,
+        (scene.jobs[E], "pause"): ActionState.VERIFIED,
+    }
