@@ -83,7 +83,7 @@ def test_an_operator_finds_previews_commits_and_cancels(
     work_through(at=clock.now())
     read(clock.now(), 29_000.0)
     page.reload()
-    expect(page.locator("#event-body")).to_contain_text("Verified")
+    expect(page.locator("#event-acts")).to_contain_text("Verified")
     expect(page.locator("#ribbon")).to_contain_text("Grid event active")
     assert window.troubles_here() + axe_findings(window) == []
     look_at(window, f"{name}-active")
