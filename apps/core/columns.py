@@ -1,5 +1,6 @@
 """Objects of models out of hand-written SQL, for where the ORM's making of a query costs more than its answer."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -35,3 +36,8 @@ class Columns(Generic[M]):
         for position, reader in self._readers:
             found[position] = reader(found[position], None, connection)
         return self._model.from_db(connection.alias, self._names, found)
+
+
+def as_object(value: Any) -> Any:
+    """What a JSON column holds. Django loads those itself and has the driver hand them over as text."""
+    return json.loads(value) if isinstance(value, str | bytes) else value

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from django.db.models import prefetch_related_objects
+
 from apps.core.errors import OutsideError
 from apps.core.locks import session_lock
 from apps.execution.backends.base import Backend, CapOrder, Capping, CapState
@@ -29,7 +31,6 @@ def carry_out_caps(*, at: datetime) -> int:
     rows = list(
         PowerCap.objects.filter(allocation__ended_at=None)
         .select_related("allocation__job")
-        .prefetch_related("allocation__placements__node__accelerator_type")
         .order_by("allocation_id")
     )
     n_sent = 0
@@ -55,7 +56,10 @@ def _carry_out(backend: Backend, rows: Sequence[PowerCap], at: datetime) -> int:
     if not isinstance(backend, Capping):
         return 0
     seen = {state.allocation_id: state for state in backend.list_caps(at=at)}
-    orders = [order_of(row) for row in rows if _is_news(row, seen.get(row.allocation_id), at)]
+    news = [row for row in rows if _is_news(row, seen.get(row.allocation_id), at)]
+    # Most caps are as they are asked to be: only of the others it matters what their jobs run on.
+    prefetch_related_objects(news, "allocation__placements__node__accelerator_type")
+    orders = [order_of(row) for row in news]
     if orders:
         backend.set_caps(orders, at=at)
         seen = {state.allocation_id: state for state in backend.list_caps(at=at)}

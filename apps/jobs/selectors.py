@@ -1,6 +1,6 @@
 """What is known about jobs, and who may know it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -289,6 +289,22 @@ def last_checkpoint_at(allocation_ids: Collection[int]) -> dict[int, datetime]:
         for allocation_id, at in rows.values_list("allocation_id", "checkpoint_at")
         if at is not None
     }
+
+
+def unsaved_s(
+    checkpoint: Mapping[str, float] | None, ran_s: float, since_checkpoint_s: float | None = None
+) -> float:
+    """Running time since the last checkpoint: as the attempt said, or else as it was declared; all where none is.
+
+    Args:
+        checkpoint: As the job's specification has it.
+        since_checkpoint_s: By what the attempt said of its last one; None: it said nothing.
+    """
+    if since_checkpoint_s is not None:
+        return min(since_checkpoint_s, ran_s)
+    if not checkpoint:
+        return ran_s
+    return float(ran_s % (checkpoint["interval"] + checkpoint.get("cost", 0.0)))
 
 
 def staging_s(allocation: Allocation, at: datetime) -> float:

@@ -154,12 +154,13 @@ def loads_of(events: Sequence[DemandResponseEvent], *, at: datetime) -> Mapping[
         is_usable = reading is not None and reading.at >= at - FRESH and reading.quality in _USABLE
         loads[event.pk] = Load(
             draw_w=reading.draw_w if is_usable and reading is not None else None,
-            allowed_w=_rebound_limit_w(event, at),
+            allowed_w=rebound_limit_w(event, at),
         )
     return loads
 
 
-def _rebound_limit_w(event: DemandResponseEvent, at: datetime) -> float | None:
+def rebound_limit_w(event: DemandResponseEvent, at: datetime) -> float | None:
+    """What an event's domain may come back to while it recovers, on its own side of the meter; None: anything."""
     if event.reference_w is None or not response_of(event).rebounds(at):
         return None
     return event.reference_w * event.rebound_limit_share

@@ -9,7 +9,6 @@ table, somebody's open transaction, a number of rows that does not add up, an er
 """
 
 import gc
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from django.db import connection, transaction
 
+from apps.core.columns import as_object
 from apps.inventory.models import Health
 from apps.jobs import intake
 from apps.jobs.lifecycle import ENDED, HOLDING, State
@@ -572,7 +572,7 @@ class _Reader:
             real = {row[0] for row in self.clusters if row[2] != "simulated"}
             firm = {row[2] for row in nodes if row[13] in real}
             rows = [
-                (*row[:6], () if row[0] in firm else _caps(_as_object(row[6]), row[3], row[7]))
+                (*row[:6], () if row[0] in firm else _caps(as_object(row[6]), row[3], row[7]))
                 for row in types
             ]
             memory.capped = (nodes, key, rows)
@@ -982,10 +982,10 @@ class _Reader:
             preemptible=preemptible,
             array=NONE if array_id is None else array_id,
             array_max=array_max or 0,
-            saving=_saving_of(_as_object(checkpoint)),
+            saving=_saving_of(as_object(checkpoint)),
             n_evictions=n_evictions,
             datasets=self._data_of(shape_key),
-            scaling=tuple((int(n), float(rate)) for n, rate in _as_object(scaling) or ()),
+            scaling=tuple((int(n), float(rate)) for n, rate in as_object(scaling) or ()),
             tier=int(tier or 0),
         )
         return _Kept((version, transaction_id), gang, shape_key, reservation)
@@ -1000,7 +1000,7 @@ class _Reader:
             " FROM jobs_job WHERE id = ANY(%s)",
             list(examples.values()),
         ):
-            request = intake.request_of(_as_object(spec))
+            request = intake.request_of(as_object(spec))
             shape = names.shape_of(request, is_runnable=is_runnable, cluster_id=cluster_id)
             self.memory.shapes[shape_key] = replace(shape, reservation=NONE)
             if request.datasets:
@@ -1274,7 +1274,7 @@ class _Reader:
         ):
             placing = tuple(
                 Share(group, self.node_at[node_id], n, tuple(devices), steps)
-                for group, node_id, n, devices, steps in _as_object(shares)
+                for group, node_id, n, devices, steps in as_object(shares)
                 if node_id in self.node_at
             )
             gang = self.memory.queue.get(job_id)
@@ -1399,19 +1399,8 @@ _N_CAPS: Final = 5  # under which a job may start, from full power down to the l
 
 def _caps(curve: Sequence[Sequence[float]], tdp_w: float, step_w: float) -> tuple[tuple[float, float], ...]:
     """(cap as a share of TDP, throughput), the highest first."""
-    if not curve or curve[0][0] >= 1.0:
-        return ()
-    coarse_w = max(step_w, (1.0 - curve[0][0]) * tdp_w / _N_CAPS)
-    points = tuple((float(cap), float(rate)) for cap, rate in curve)
-    whole = Curve(
-        tdp_w=tdp_w, idle_w=0.0, points=points, step_w=-(-coarse_w // step_w) * step_w, settle_s=0.0
-    )
-    return tuple((cap, whole.rate(cap, tdp_w)) for cap in whole.caps())
-
-
-def _as_object(value: Any) -> Any:
-    # Django loads JSON columns itself and has the driver hand them over as text.
-    return json.loads(value) if isinstance(value, str | bytes) else value
+    of = Curve.coarse(curve, tdp_w=tdp_w, idle_w=0.0, step_w=step_w, settle_s=0.0, n_steps=_N_CAPS)
+    return tuple((cap, of.rate(cap, tdp_w)) for cap in of.caps())
 
 
 def _facility(kinds: Sequence[Row], domains: Sequence[Row], nodes: Sequence[Row]) -> Facility:

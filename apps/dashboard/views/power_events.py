@@ -57,11 +57,6 @@ def plain(price: Decimal) -> str:
     return format(price.normalize(), "f")
 
 
-def event_address(event_id: int) -> str:
-    """The page of a running event, which is not of this module."""
-    return f"{reverse('dashboard:power-events')}{event_id}/"
-
-
 @page
 @require_GET
 def events(request: HttpRequest) -> HttpResponse:
@@ -84,7 +79,7 @@ def events(request: HttpRequest) -> HttpResponse:
     found = slice_of(rows, order=("-start_at", "-id"), after=request.GET.get("after", ""), size=PAGE_SIZE)
     context |= {
         "found": found,
-        "rows": [(one, words.OUTCOMES[one.outcome], event_address(one.pk)) for one in found.rows],
+        "rows": [(one, words.OUTCOMES[one.outcome]) for one in found.rows],
         "tiles": [Tile(key or _OPEN, word, counts.get(key, 0)) for key, word in words.OUTCOMES.items()],
         "sums": rows.order_by().aggregate(
             n=Count("pk"),
@@ -168,7 +163,7 @@ class Interval:
 @page
 @require_GET
 def report(request: HttpRequest, event_id: int) -> HttpResponse:
-    viewer, event = viewer_of(request), _event(event_id)
+    viewer, event = viewer_of(request), response_selectors.event_by_id(event_id)
     versions = list(settlement_selectors.settlements().filter(event=event))
     asked = request.GET.get("version", "")
     shown = next((one for one in versions if not asked or str(one.number) == asked), None)
@@ -182,14 +177,12 @@ def report(request: HttpRequest, event_id: int) -> HttpResponse:
     over_at = settlement_services.over_from(event)
     context = {
         "event": event,
-        "event_url": event_address(event.pk),
         "versions": versions,
         "shown": shown,
         "is_latest": bool(versions) and shown == versions[0],
         "may_settle": policies.may_operate(viewer),
         "over_at": over_at,
         "is_over": clock.now() >= over_at,
-        "audit_url": f"{reverse('dashboard:audit')}?of=demand_response&id={event.pk}",
         **({} if shown is None else _shown(shown)),
     }
     return render(request, "dashboard/pages/power_event_report.html", context)
@@ -263,7 +256,7 @@ def _instant(text: str | None) -> datetime | None:
 @page
 @require_POST
 def settle(request: HttpRequest, event_id: int) -> HttpResponse:
-    viewer, event = viewer_of(request), _event(event_id)
+    viewer, event = viewer_of(request), response_selectors.event_by_id(event_id)
     reason = request.POST.get("reason", "").strip()[:500]
     return act(
         request,
@@ -273,10 +266,3 @@ def settle(request: HttpRequest, event_id: int) -> HttpResponse:
             event_id=event.pk, actor=viewer, at=clock.now(), reason=reason
         ),
     )
-
-
-def _event(event_id: int) -> DemandResponseEvent:
-    found = response_selectors.events().filter(pk=event_id).first() if event_id < 2**63 else None
-    if found is None:
-        raise Http404("no such event")
-    return found

@@ -1,6 +1,6 @@
 """What execution reports of an attempt, and where its job goes from there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal
@@ -151,7 +151,8 @@ def _move_on(
         _requeue(job, [Trigger.START_FAILED], at=at, retry_s=_backoff_s(job.n_start_failures))
         return "job.start_failed"
     if not _has_saved(job, allocation, outcome, at):
-        allocation.lost_s = _lost_s(job.spec.get("checkpoint"), ran_s, _since_checkpoint_s(allocation, at))
+        checkpoint = job.spec.get("checkpoint")
+        allocation.lost_s = selectors.unsaved_s(checkpoint, ran_s, _since_checkpoint_s(allocation, at))
     job.lost_s += allocation.lost_s
     if outcome == "node_lost":
         job.n_node_losses += 1
@@ -215,18 +216,6 @@ def _has_saved(job: Job, allocation: Allocation, outcome: Outcome, at: datetime)
         return False
     took_s = (at - (allocation.stop_at or at)).total_seconds()
     return bool(checkpoint.get("cost", 0.0) <= took_s <= allocation.grace_s)
-
-
-def _lost_s(
-    checkpoint: Mapping[str, float] | None, ran_s: float, since_checkpoint_s: float | None = None
-) -> float:
-    """Running time since the last checkpoint: as the attempt said, or else as it was declared; all where none is."""
-    if since_checkpoint_s is not None:
-        return min(since_checkpoint_s, ran_s)
-    if not checkpoint:
-        return ran_s
-    period_s = checkpoint["interval"] + checkpoint.get("cost", 0.0)
-    return ran_s % period_s
 
 
 def _since_checkpoint_s(allocation: Allocation, at: datetime) -> float | None:

@@ -4,7 +4,7 @@ Draws and sheds are IT load. A limit is a power domain whose draw must come down
 of one Problem. Names serve sentences alone; of two jobs that are equally good the later one is touched.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -121,6 +121,31 @@ class Curve:
     points: tuple[tuple[float, float], ...]
     step_w: float
     settle_s: float
+
+    @classmethod
+    def coarse(
+        cls,
+        points: Sequence[Sequence[float]],
+        *,
+        tdp_w: float,
+        idle_w: float,
+        step_w: float,
+        settle_s: float,
+        n_steps: int,
+    ) -> "Curve":
+        """With about so many caps from full power down to the lowest, each a whole number of the device's own steps.
+
+        Fine steps of many devices are of no use to a decision. Without points no cap slows anything: there is none.
+        """
+        known = tuple((float(cap), float(rate)) for cap, rate in points) or ((1.0, 1.0),)
+        coarse_w = max(step_w, (1.0 - known[0][0]) * tdp_w / n_steps)
+        return cls(
+            tdp_w=tdp_w,
+            idle_w=idle_w,
+            points=known,
+            step_w=-(-coarse_w // step_w) * step_w,
+            settle_s=settle_s,
+        )
 
     def rate(self, cap: float, draw_w: float) -> float:
         """Share of throughput under a cap; a cap at or above what the device draws anyway slows nothing."""

@@ -34,30 +34,28 @@ from apps.power.models import (
     PlanState,
     PowerController,
     PowerHold,
-    PowerReading,
 )
 from apps.power.plan_services import ActionReport, record_action_states
-from apps.power.readings import EXPECTED_FOR
 from apps.power.response import Load, limit_it_w
 from apps.power.response_selectors import events, loads_of, response_of, unanswered
-from apps.power.response_services import freeze_reference, settle_release
+from apps.power.response_services import settle_release
 from apps.power.services import record_modelled
 from apps.power.telemetry.facts import How, Quality
 from apps.scheduling.response import services
 from apps.scheduling.response.deciding import base_share_of, domain_w
 from apps.scheduling.response.limits import binds_until, in_force, rise_limits_w
-from apps.scheduling.response.site import RunningJob, Site, read_site
+from apps.scheduling.response.site import RunningJob, Site, is_metered, read_site
 
 CONTROL_LOCK: Final = 0x504F_5745_5243  # "POWERC"
 LEASE: Final = timedelta(minutes=60)  # after the end: so long a cap stays when nobody is heard of any more
-STAGGER_S: Final = (
-    60  # leases end spread over so long: when nobody is there to, not all draw more at one instant
-)
+STAGGER_S: Final = 60  # leases end spread over so long: with nobody there, not all draw more at one instant
 PATIENCE: Final = timedelta(
     seconds=60
 )  # after it was due an action that nobody has confirmed counts as failed
 FOLLOWS_AFTER: Final = timedelta(seconds=30)
 SETTLED_AFTER: Final = timedelta(seconds=15)
+# Where no meter is read the model is all there is to see of an event, and once a minute is too seldom for that.
+_NOTED_EVERY: Final = timedelta(seconds=15)
 _OVER_SHARE: Final = 1e-3  # of the target: so little over it is no reason for another plan
 _CLOSE: Final = 1e-9
 _OPEN: Final = (ActionState.REQUESTED, ActionState.ACKED, ActionState.VERIFIED, ActionState.FAILED)
@@ -117,12 +115,11 @@ def _take_fence(who: str, at: datetime) -> tuple[int, bool]:
 
 def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
     done = Look()
-    _freeze(at)
     if not is_stopped:
         _respond(at)
     actions = services.open_actions()
     live = in_force(at)
-    site = read_site(at) if _is_metered(at) else None
+    site = read_site(at) if is_metered(at) or PowerHold.objects.exists() else None
     if site is not None:
         _hold(site, at)
     held = PowerCap.objects.filter(allocation__ended_at=None, desired_share__lt=1.0)
@@ -144,12 +141,6 @@ def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
     return done
 
 
-def _is_metered(at: datetime) -> bool:
-    """Whether meters are expected to speak, or something is held since they were."""
-    metered = PowerReading.objects.exclude(source=MODELLED).filter(at__gte=at - EXPECTED_FOR)
-    return metered.exists() or PowerHold.objects.exists()
-
-
 @transaction.atomic
 def _hold(site: Site, at: datetime) -> None:
     """Keep in which domains nothing may start, because too little is known of what they draw."""
@@ -169,14 +160,6 @@ def _tell_hold(kind: str, domain_id: int, name: str, at: datetime, reason: str) 
     record(kind, subject_kind="domain", subject_id=domain_id, subject_name=name, at=at, reason=reason)
 
 
-def _freeze(at: datetime) -> None:
-    coming = DemandResponseEvent.objects.filter(
-        reference_w=None, notified_at__lte=at, end_at__gt=at, cancelled_at=None, opted_out_at=None
-    )
-    for event_id in coming.values_list("pk", flat=True):
-        freeze_reference(event_id=event_id, at=at)
-
-
 def _respond(at: datetime) -> None:
     """Commit for those whose programmes allow it in advance."""
     rows = unanswered().filter(notified_at__lte=at, end_at__gt=at, cancelled_at=None, opted_out_at=None)
@@ -185,9 +168,8 @@ def _respond(at: datetime) -> None:
             services.respond(event_id=event.pk, at=at)
         except DomainError as error:
             _log.warning("Event %s: %s", event.pk, error.message)
-        except (
-            Exception
-        ):  # what cannot be decided for one event keeps no cap of another from being looked after
+        except Exception:
+            # What cannot be decided for one event keeps no cap of another from being looked after.
             _log.exception("Event %s could not be answered", event.pk)
 
 
@@ -265,9 +247,8 @@ class _Control:
         return self._unless_late(action, ActionState.ACKED if heard else action.state, cap.message)
 
     def _unless_late(self, action: CurtailmentAction, state: str, note: str = "") -> tuple[str, str]:
-        if state == ActionState.FAILED or self.at <= action.effective_by_at + PATIENCE:
-            return state, note
-        if state == ActionState.VERIFIED:
+        is_settled = state in (ActionState.FAILED, ActionState.VERIFIED)
+        if is_settled or self.at <= action.effective_by_at + PATIENCE:
             return state, note
         return ActionState.FAILED, note or "Nobody has confirmed it in time."
 
@@ -447,18 +428,16 @@ class _Control:
         last_at = max((a.state_since_at for a in self.actions), default=None)
         if reading is not None and (last_at is None or reading.at >= last_at + SETTLED_AFTER):
             return domain_w(self.site, event.domain_id)
-        return self.site.modelled_w().get(event.domain_id, 0.0)
+        return self.site.drawn_w.get(event.domain_id, 0.0)
 
     # Giving back
 
     def note_release(self) -> None:
         """Keep from which load an event's domain comes back: its ramp counts from there."""
-        modelled = None
         for event in self.live.values():
             if event.ramped_at is not None or self.at < binds_until(event):
                 continue
-            modelled = modelled or self.site.modelled_w()
-            drawn_w = modelled.get(event.domain_id, 0.0)
+            drawn_w = self.site.drawn_w.get(event.domain_id, 0.0)
             DemandResponseEvent.objects.filter(pk=event.pk, ramped_at=None).update(
                 ramped_at=self.at, ramped_w=drawn_w
             )
@@ -549,22 +528,24 @@ class _Control:
         self._move(dropped)
         if self._held_down():
             return  # caps first
+        resumed = []
         for action in unneeded:
             # It goes back into line where it stood; the planner starts it under every limit that holds by then.
             if action.job_id not in paused:
                 continue
             if jobs.resume_job(job_id=action.job_id, at=self.at, reason="The event is over."):
                 self.done.n_resumed += 1
-            self._move([(action, str(ActionState.REVERTED), "")])
+            resumed.append((action, str(ActionState.REVERTED), ""))
+        self._move(resumed)
 
     def note_draws(self) -> None:
         """Keep what domains of events draw by the model, for who looks at them."""
-        drawn, told = self.site.modelled_w(), {}
+        told = {}
         for domain_id in {event.domain_id for event in self.live.values()}:
             last = self.site.readings.get(domain_id)
             if last is None or (last.source == MODELLED and self.at - last.at >= _NOTED_EVERY):
                 meter = self.site.domains[domain_id].meter
-                told[domain_id] = meter.fixed_w + meter.k * drawn.get(domain_id, 0.0)
+                told[domain_id] = meter.fixed_w + meter.k * self.site.drawn_w.get(domain_id, 0.0)
         if told:
             record_modelled(draws_w=told, at=self.at)
 
@@ -597,17 +578,13 @@ class _Control:
             settle_release(event_id=event.pk, load=load, at=self.at)
 
 
-# Where no meter is read the model is all there is to see of an event, and once a minute is too seldom for that.
-_NOTED_EVERY: Final = timedelta(seconds=15)
-
-
 class _Headroom:
     """What every domain may still be given: under its own limit by peaks, under those of events by draws."""
 
     def __init__(self, site: Site, at: datetime) -> None:
         self._site = site
-        self._drawn, self._peaks = site.modelled_w(), site.modelled_w(is_peak=True)
-        self._limits = rise_limits_w(at)
+        self._drawn, self._peaks = dict(site.drawn_w), site.modelled_w(is_peak=True)
+        self._limits = rise_limits_w(at)  # as of now: who asks for less may just have been committed
         self.limited = {d for d in site.domains if d in self._limits or site.domains[d].limit_w < inf}
 
     def bears(self, job: RunningJob, share: float) -> bool:

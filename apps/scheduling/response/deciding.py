@@ -26,7 +26,8 @@ from apps.power.models import DemandResponseEvent
 from apps.power.plan_services import EXPIRES_AFTER, ActionDraft, PlanDraft
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import response_of
-from apps.scheduling.response.site import TDP_DERIVED, RunningJob, Site
+from apps.power.telemetry.draws import Source
+from apps.scheduling.response.site import RunningJob, Site
 
 MARGIN_S: Final = 15.0  # a command waits for the next look of whoever controls, and for its answer
 ASSUMED_SHARE: Final = (
@@ -108,19 +109,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A plan, and what it was decided from; watts of IT load.
-
-    Attributes:
-        base_w: What the domain would draw with nothing done for this event.
-        target_w: What the event leaves it.
-        achievable_w: Load at the least, with every lever there is.
-    """
+    """A plan, and the hash of what was asked for and of what it does."""
 
     draft: PlanDraft
-    base_w: float
-    target_w: float
-    achievable_w: float
-    schedule: Schedule
     inputs_hash: str
 
 
@@ -171,16 +162,8 @@ def decide(
         margin_s=MARGIN_S,
         is_emergency=event.is_emergency,
     )
-    achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
     draft = _draft(site, event, wish, held, decided, jobs, at, base_w=base_w, target_w=target_w)
-    return Decided(
-        draft=draft,
-        base_w=base_w,
-        target_w=target_w,
-        achievable_w=achievable_w,
-        schedule=decided,
-        inputs_hash=hash_of(event, wish, draft.actions),
-    )
+    return Decided(draft=draft, inputs_hash=hash_of(event, wish, draft.actions))
 
 
 def _window_s(event: DemandResponseEvent, at: datetime) -> float:
@@ -196,7 +179,7 @@ def _window_s(event: DemandResponseEvent, at: datetime) -> float:
 def domain_w(site: Site, domain_id: int) -> float:
     """What a domain draws now: by its meter, or by the model where nothing is heard of one."""
     metered_w = site.metered_w(domain_id)
-    return site.modelled_w().get(domain_id, 0.0) if metered_w is None else metered_w
+    return site.drawn_w.get(domain_id, 0.0) if metered_w is None else metered_w
 
 
 def base_share_of(job: RunningJob) -> float:
@@ -250,7 +233,7 @@ def _candidate(
         for option in whole.options
         if option.lever is Lever.NONE or (option.lever.value in wish.levers and _is_open(job, option))
     )
-    if job.draw_source == TDP_DERIVED and site.metered_w(event.domain_id) is not None:
+    if job.draw_source == Source.TDP_DERIVED and site.metered_w(event.domain_id) is not None:
         # Nobody knows what it draws, and a meter will tell: half of what the type could shed is counted on.
         options = tuple(_discounted(option) for option in options)
     return Candidate(job.allocation_id, job.tier, job.n_devices, options or alone.options)
@@ -286,10 +269,10 @@ def _draft(
     domain = site.domains[event.domain_id]
     k = domain.meter.k
     by_id = {job.allocation_id: job for job in jobs}
-    lost_s = sum(option.lost_ms for option in decided.lasting.chosen(decided.problem).values()) / 1000
     kept_w = sum(action.expected_w for action in held.carried)
     kept_caps = [action.expected_w for action in held.carried if action.lever == Lever.CAP]
     lasting = decided.lasting.chosen(decided.problem)
+    lost_s = sum(option.lost_ms for option in lasting.values()) / 1000
     shed_w = sum(option.total_uw for option in lasting.values()) / MICRO
     short_w = decided.lasting.short_uw[0] / MICRO
     breaches = sorted(
@@ -410,7 +393,7 @@ def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) 
         "issue_at": (at + timedelta(seconds=step.issue_s)).isoformat(),
         "is_breach": _breaks(job, option),
         "is_bridge": step.is_bridge,
-        "is_assumed": job.draw_source == TDP_DERIVED,
+        "is_assumed": job.draw_source == Source.TDP_DERIVED,
     }
 
 

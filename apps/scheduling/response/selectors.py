@@ -11,7 +11,7 @@ from apps.inventory.models import Backend
 from apps.jobs.models import Allocation, Job, PowerCap
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerReading
 from apps.power.response import Load, Meter, Phase, limit_it_w
-from apps.power.response_selectors import events, meter_of, phase_of_event, response_of
+from apps.power.response_selectors import events, meter_of, phase_of_event, rebound_limit_w, response_of
 from apps.power.selectors import FRESH
 
 _ANNOUNCED_AHEAD: Final = timedelta(hours=24)
@@ -156,10 +156,7 @@ def _standing(
     if read_at is None or read_at < at - FRESH:
         draw_w = None
     meter = meter_of(event.domain)
-    allowed_w = None
-    if event.reference_w is not None and response_of(event).rebounds(at):
-        allowed_w = event.reference_w * event.rebound_limit_share
-    phase = phase_of_event(event, load=Load(draw_w=draw_w, allowed_w=allowed_w), at=at)
+    phase = phase_of_event(event, load=Load(draw_w=draw_w, allowed_w=rebound_limit_w(event, at)), at=at)
     return Standing(event, phase, limit_w_of(event, meter), draw_w, source == "modelled", read_at)
 
 

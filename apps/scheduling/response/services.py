@@ -25,7 +25,7 @@ from apps.power.models import (
     PowerController,
 )
 from apps.power.plan_services import ActionDraft, PlanDraft
-from apps.power.response_selectors import events
+from apps.power.response_selectors import events, meter_of
 from apps.power.response_services import EventDraft
 from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, gone_w, hash_of
 from apps.scheduling.response.site import Site, read_site
@@ -233,12 +233,15 @@ def _opened(seen: str) -> tuple[datetime, dict[str, Any]]:
 def respond(*, event_id: int, at: datetime) -> CurtailmentPlan | None:
     """Commit without a person what a programme allows in advance; None where a person has to.
 
-    Called again it changes nothing: an event that has a committed plan is left to `control`.
+    Called again it changes nothing: an event that has a committed plan is left to `control`, and one that cannot be
+    committed unseen is left to people until it is revised.
     """
     event = open_event(event_id, at)
     programme = event.programme
     if programme is None or event.plans.filter(state=PlanState.COMMITTED).exists():
         return None
+    if event.plans.filter(event_version=event.version, created_by=None).exists():
+        return None  # it was looked at once, and left to a person: asking again would only be in that person's way
     is_ordered = event.is_emergency and programme.emergency_policy != EmergencyPolicy.NONE
     if not is_ordered and not programme.is_auto_commit:
         return None
@@ -277,13 +280,9 @@ def follow_up(event: DemandResponseEvent, site: Site, *, at: datetime) -> Curtai
 
 def _open_shed_w(event: DemandResponseEvent) -> float:
     """Watts, on the event's side of the meter, that its committed plan's actions were to bring."""
-    k = 1.0
-    limit = getattr(event.domain, "power_limit", None)
-    if limit is not None and event.domain.kind == "facility":
-        k = limit.overhead_k
     rows = CurtailmentAction.objects.filter(plan__event=event, plan__state=PlanState.COMMITTED)
     lasting = [row for row in rows.exclude(state__in=_DONE) if not row.after.get("is_bridge")]
-    return k * sum(row.expected_w for row in lasting)
+    return meter_of(event.domain).k * sum(row.expected_w for row in lasting)
 
 
 def decided_for(

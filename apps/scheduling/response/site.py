@@ -4,29 +4,32 @@ Draws are modelled from what runs; a meter that is heard of counts before the mo
 unless it says meter.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from math import inf
 from typing import Any, Final
 
 from django.db import connection
 
+from apps.core.columns import as_object
 from apps.inventory.models import AcceleratorType, Domain, DomainKind
 from apps.inventory.models import Backend as ClusterKind
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Desired, PowerCap, StopCause
+from apps.jobs.selectors import unsaved_s
 from apps.power.curtailment.facts import Curve
-from apps.power.models import PowerLimit, PowerReading
+from apps.power.models import MODELLED, PowerLimit, PowerReading
+from apps.power.readings import EXPECTED_FOR
 from apps.power.response import Meter
 from apps.power.selectors import it_limit_w, latest_readings
+from apps.power.telemetry.draws import JobPower, Source, over_types, power_of
 from apps.power.telemetry.facts import Bound, How, Quality
 from apps.scheduling.measured_power import Peaks
 from apps.scheduling.power_board import power_tree
 
-MEASURED, DECLARED, TDP_DERIVED = "measured", "declared", "tdp_derived"
 CAPPABLE: Final = frozenset({ClusterKind.LOCAL.value, ClusterKind.SIMULATED.value})
 # Caps that are looked at, from full power down to the lowest: fewer where there are many jobs to choose from, since
 # what one of them is off by matters the less.
@@ -58,14 +61,12 @@ class RunningJob:
     allocation_id: int
     job_id: int
     name: str
-    team_id: int
     team: str
     tier: int
     kind: Kind
-    cluster_id: int
     draw_w: float
     peak_w: float
-    draw_source: str
+    draw_source: Source
     share: float
     is_whole: bool
     can_cap: bool
@@ -103,7 +104,7 @@ class PowerDomain:
     ramp_up_w_per_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """Everything that power control decides from."""
 
@@ -125,8 +126,13 @@ class Site:
         """Every domain that some of its devices lie under."""
         return {domain for node in job.devices_on for domain in self.chain.get(node, ())}
 
+    @cached_property
+    def drawn_w(self) -> Mapping[int, float]:
+        """By domain, what it draws by the model."""
+        return self.modelled_w()
+
     def modelled_w(self, *, is_peak: bool = False) -> dict[int, float]:
-        """By domain, what it draws by the model; with `is_peak` what it may come to draw."""
+        """By domain, what it draws by the model; with `is_peak` what it may come to draw. Worked out anew."""
         drawn = dict(self.rest_w)
         for job in self.jobs:
             above_w = max(0.0, job.device_w(is_peak=is_peak) - job.kind.idle_w)
@@ -148,8 +154,9 @@ def read_site(at: datetime) -> Site:
     n_steps = min(_MOST_STEPS, max(_LEAST_STEPS, _STEPS_IN_ALL // max(1, n_running)))
     kinds = {row.pk: _kind(row, n_steps) for row in AcceleratorType.objects.all()}
     chain, rest = _nodes(domains, kinds)
-    tree = power_tree(at)
-    seen = {branch.row.id: branch for branch in tree.branches if branch.bound.n_meters}
+    # A big tree is not walked where no meter ever speaks.
+    tree = power_tree(at) if is_metered(at) else None
+    seen = {} if tree is None else {one.row.id: one for one in tree.branches if one.bound.n_meters}
     return Site(
         at=at,
         domains=domains,
@@ -158,11 +165,16 @@ def read_site(at: datetime) -> Site:
         rest_w=rest,
         readings=latest_readings(sorted(domains)),
         bounds={domain_id: branch.bound for domain_id, branch in seen.items()},
-        unseen=tree.picture.unseen_jobs,
+        unseen=frozenset() if tree is None else tree.picture.unseen_jobs,
         held={
             domain_id: _why_held(branch.bound) for domain_id, branch in seen.items() if _is_dark(branch.bound)
         },
     )
+
+
+def is_metered(at: datetime) -> bool:
+    """Whether any meter is expected to speak."""
+    return PowerReading.objects.exclude(source=MODELLED).filter(at__gte=at - EXPECTED_FOR).exists()
 
 
 def _is_dark(bound: Bound) -> bool:
@@ -201,12 +213,14 @@ def _domains() -> dict[int, PowerDomain]:
 
 
 def _kind(row: AcceleratorType, n_steps: int) -> Kind:
-    points = tuple((float(cap), float(rate)) for cap, rate in row.power_curve) or ((1.0, 1.0),)
-    lowest_w = points[0][0] * row.tdp_w
-    # Fine steps of many devices are of no use to a decision: so many between full power and the lowest cap are enough.
-    coarse_w = max(row.cap_step_w, (row.tdp_w - lowest_w) / n_steps)
-    step_w = -(-coarse_w // row.cap_step_w) * row.cap_step_w
-    curve = Curve(tdp_w=row.tdp_w, idle_w=row.idle_w, points=points, step_w=step_w, settle_s=row.cap_settle_s)
+    curve = Curve.coarse(
+        row.power_curve,
+        tdp_w=row.tdp_w,
+        idle_w=row.idle_w,
+        step_w=row.cap_step_w,
+        settle_s=row.cap_settle_s,
+        n_steps=n_steps,
+    )
     return Kind(id=row.pk, name=row.name, tdp_w=row.tdp_w, idle_w=row.idle_w, curve=curve)
 
 
@@ -236,12 +250,12 @@ def _nodes(
 
 
 _JOBS: Final = """
-SELECT allocation.id, job.id, job.name, job.team_id, team.name, job.spec->'flexibility', job.spec->'checkpoint',
+SELECT allocation.id, job.id, job.name, team.name, job.spec->'flexibility', job.spec->'checkpoint',
     job.spec->'groups', job.spec->'power_w', job.spec->'peak_w', job.lost_s, job.submitted_at, job.state,
     allocation.desired_power_cap_share, allocation.desired_state, allocation.stop_cause,
-    allocation.observed_started_at, cluster.id, cluster.backend, progress.checkpoint_at,
+    allocation.observed_started_at, cluster.backend, progress.checkpoint_at, job.user_id,
     placement.node_id, placement.group_index, node.accelerator_type_id, sum(claim.share)::float8,
-    bool_and(claim.share = 1), job.user_id
+    bool_and(claim.share = 1)
 FROM jobs_allocation allocation
 JOIN jobs_job job ON job.id = allocation.job_id
 JOIN teams_team team ON team.id = job.team_id
@@ -251,7 +265,8 @@ JOIN inventory_node node ON node.id = placement.node_id
 JOIN jobs_deviceclaim claim ON claim.placement_id = placement.id
 LEFT JOIN jobs_progress progress ON progress.allocation_id = allocation.id
 WHERE allocation.ended_at IS NULL
-GROUP BY allocation.id, job.id, team.name, cluster.id, progress.checkpoint_at, placement.id, node.accelerator_type_id
+GROUP BY allocation.id, job.id, team.name, cluster.backend, progress.checkpoint_at, placement.id,
+    node.accelerator_type_id
 ORDER BY allocation.id, placement.id
 """
 
@@ -280,48 +295,48 @@ def _job(
     at: datetime,
 ) -> RunningJob:
     (
-        allocation_id, job_id, name, team_id, team, tier, checkpoint, groups, power_w, peak_w, lost_s, submitted_at,
-        state, share, desired, stop_cause, started_at, cluster_id, backend, checkpoint_at,
-        *_,
+        allocation_id, job_id, name, team, tier, checkpoint, groups, power_w, peak_w, lost_s, submitted_at,
+        state, share, desired, stop_cause, started_at, backend, checkpoint_at, user_id, *_,
     ) = parts[0]  # fmt: skip
-    kind = kinds[parts[0][22]]
-    tier, checkpoint, groups = _plain(tier) or 0, _plain(checkpoint), _plain(groups)
-    on: dict[int, float] = defaultdict(float)
-    drawn = peaked = n_all = 0.0
-    is_declared = True
-    for part in parts:
-        node_id, group, n = part[20], part[21], part[23]
-        told = (
-            groups[group]
-            if groups and group < len(groups)
-            else {"power_w": _plain(power_w), "peak_w": _plain(peak_w)}
-        )
-        each_w, most_w = told.get("power_w"), told.get("peak_w")
-        is_declared = is_declared and each_w is not None
-        on[node_id] += n
-        natural_w = kind.tdp_w if each_w is None else min(float(each_w), kind.tdp_w)
-        drawn += n * natural_w
-        peaked += n * (natural_w if most_w is None else min(float(most_w), kind.tdp_w))
-        n_all += n
-    draw_w, peak_each_w, source = drawn / n_all, peaked / n_all, DECLARED if is_declared else TDP_DERIVED
-    measured = peaks.of(job_id, parts[0][25], name).get(kind.id)
+    kind = kinds[parts[0][21]]
+    checkpoint, groups = as_object(checkpoint), as_object(groups)
+    ran_s = 0.0 if started_at is None else max(0.0, (at - started_at).total_seconds())
+    saved_s = None if checkpoint_at is None else max(0.0, (at - checkpoint_at).total_seconds())
+    alone = {"power_w": as_object(power_w), "peak_w": as_object(peak_w)}
     # Of a job with several sorts of replicas nobody knows whose draw was seen.
-    if measured is not None and not (groups and len(groups) > 1):
-        draw_w, peak_each_w, source = min(measured[0], kind.tdp_w), min(measured[1], kind.tdp_w), MEASURED
+    measured = None if groups and len(groups) > 1 else peaks.of(job_id, user_id, name).get(kind.id)
+    on: dict[int, float] = defaultdict(float)
+    powers: list[tuple[float, JobPower]] = []
+    is_all_whole = True
+    for part in parts:
+        node_id, group, _, n, is_whole = part[19:]
+        is_all_whole = is_all_whole and is_whole
+        told = groups[group] if groups and group < len(groups) else alone
+        on[node_id] += n
+        powers.append(
+            (
+                n,
+                power_of(
+                    measured=measured,
+                    power_w=told.get("power_w"),
+                    peak_w=told.get("peak_w"),
+                    tdp_w=kind.tdp_w,
+                ),
+            )
+        )
+    n_all = sum(n for n, _ in powers)
     return RunningJob(
         allocation_id=allocation_id,
         job_id=job_id,
         name=name,
-        team_id=team_id,
         team=team,
-        tier=int(tier),
+        tier=int(as_object(tier) or 0),
         kind=kind,
-        cluster_id=cluster_id,
-        draw_w=draw_w,
-        peak_w=peak_each_w,
-        draw_source=source,
+        draw_w=sum(n * one.mean_w for n, one in powers) / n_all,
+        peak_w=sum(n * one.peak_w for n, one in powers) / n_all,
+        draw_source=over_types([one for _, one in powers]).source,
         share=share,
-        is_whole=all(part[24] for part in parts),
+        is_whole=is_all_whole,
         can_cap=backend in CAPPABLE,
         is_leaving=desired == Desired.STOP,
         is_pausing=stop_cause == StopCause.PAUSE,
@@ -329,27 +344,8 @@ def _job(
         devices_on=dict(on),
         checkpoint_s=inf if not checkpoint else float(checkpoint.get("cost", 0.0)),
         restart_s=0.0 if not checkpoint else float(checkpoint.get("restart", 0.0)),
-        at_risk_s=_at_risk_s(checkpoint, started_at, checkpoint_at, at),
+        at_risk_s=0.0 if started_at is None else unsaved_s(checkpoint, ran_s, saved_s),
         lost_s=lost_s,
         submitted_at=submitted_at,
         cap=cap,
     )
-
-
-def _at_risk_s(
-    checkpoint: Mapping[str, Any] | None, started_at: datetime | None, saved_at: datetime | None, at: datetime
-) -> float:
-    """Running time since the last checkpoint: as it said itself, or as it was declared."""
-    if started_at is None:
-        return 0.0
-    if saved_at is not None:
-        return max(0.0, (at - saved_at).total_seconds())
-    ran_s = max(0.0, (at - started_at).total_seconds())
-    if not checkpoint:
-        return ran_s
-    return ran_s % (float(checkpoint["interval"]) + float(checkpoint.get("cost", 0.0)))
-
-
-def _plain(value: Any) -> Any:
-    # Django loads JSON columns itself and has the driver hand them over as text.
-    return json.loads(value) if isinstance(value, str | bytes) else value
