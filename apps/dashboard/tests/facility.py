@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from django.test import Client
+
 from apps.inventory import services as inventory
 from apps.inventory.models import AcceleratorType, Backend, Domain, DomainKind, Node
 from apps.jobs import services as jobs
@@ -44,6 +46,12 @@ class Facility:
     failed: Job
     unkind: Job
     last_pass: Pass
+
+
+def signed_in(user: User, **more: bool) -> Client:
+    client = Client(**more)  # type: ignore[arg-type]  # flags of the client
+    client.force_login(user)
+    return client
 
 
 def _person(name: str, full_name: str, at: datetime, role: str = FacilityRole.NONE) -> User:

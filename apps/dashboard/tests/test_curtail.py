@@ -11,8 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.core import clock
 from apps.dashboard.tests.curtailed import SECRET, add_work
-from apps.dashboard.tests.facility import Facility
-from apps.dashboard.tests.test_pages import signed_in
+from apps.dashboard.tests.facility import Facility, signed_in
 from apps.events.models import Event
 from apps.inventory.models import Domain
 from apps.jobs.models import Allocation, Job

@@ -2,9 +2,7 @@
 
 import re
 
-from django.test import Client
-
-from apps.dashboard.tests.facility import Facility
+from apps.dashboard.tests.facility import Facility, signed_in
 from apps.jobs.models import Job
 
 SCRIPT = "#!/bin/bash\r\n#SBATCH --job-name=pasted\r\n#SBATCH --gpus=1\r\n#SBATCH --mail-type=END\r\n./train <b>\r\n"
@@ -15,9 +13,7 @@ def words(answer: object) -> str:
 
 
 def post(facility: Facility, **fields: str):
-    client = Client()
-    client.force_login(facility.member)
-    return client.post("/jobs/import/", {"text": SCRIPT, "key": "k", **fields})
+    return signed_in(facility.member).post("/jobs/import/", {"text": SCRIPT, "key": "k", **fields})
 
 
 def test_the_job_is_shown_with_what_was_ignored_and_why(facility: Facility) -> None:

@@ -9,6 +9,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from apps.core import clock
+from apps.dashboard.tests.facility import signed_in
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
 from apps.jobs.tests.builders import Fleet, fleet, grant, job, person, start, team
@@ -46,12 +47,6 @@ def scene() -> Scene:
     kinds = [here.kind.name]
     waits = job(ours, me, name="wants-a-node", devices=4, time_limit=600.0, accelerators=kinds, at=at)
     return Scene(here, ours, me, operator, made[1], waits, at)
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def fingerprint(scene: Scene) -> str:
@@ -124,8 +119,7 @@ def test_only_operators_see_the_button_and_only_their_yes_counts(scene: Scene) -
 
 
 def test_a_yes_needs_the_token_of_its_form(scene: Scene) -> None:
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(scene.operator)
+    client = signed_in(scene.operator, enforce_csrf_checks=True)
 
     assert client.post("/moves/move/", {"fingerprint": fingerprint(scene)}).status_code == 403
     assert state_of(scene.leaver) == State.RUNNING

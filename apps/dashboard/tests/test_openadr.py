@@ -9,13 +9,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from apps.core import clock
+from apps.dashboard.tests.facility import signed_in
 from apps.inventory.tests.builders import domain
 from apps.power.models import DemandResponseEvent
 from apps.power.openadr.tests.vtn import CLIENT_ID, SECRET, FakeVtn
 from apps.power.openadr_models import VtnConnection
 from apps.power.tests.builders import draw, programme
 from apps.power.vtn import poll
-from apps.teams.models import User
 from apps.teams.tests.builders import person
 
 pytestmark = pytest.mark.django_db
@@ -41,12 +41,6 @@ def hall():
 @pytest.fixture
 def petra(hall):
     return signed_in(person("petra", "power_admin"))
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def form(vtn: FakeVtn, **changes: str) -> dict[str, str]:

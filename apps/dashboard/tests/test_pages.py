@@ -15,24 +15,18 @@ from plotly.offline import get_plotlyjs_version
 
 from apps.core import clock
 from apps.dashboard.templatetags.ui import SPRITE
-from apps.dashboard.tests.facility import UNKIND, Facility, request
+from apps.dashboard.tests.facility import UNKIND, Facility, request, signed_in
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation, Job
 from apps.scheduling import board, policy_setting
 from apps.teams import services as teams
-from apps.teams.models import Quota, Token, User
+from apps.teams.models import Quota, Token
 from apps.teams.selectors import limits_of
 from apps.teams.services import MemberLimitEntry
 
 TEMPLATES = Path(settings.BASE_DIR) / "templates"
 STATIC = Path(settings.BASE_DIR) / "static"
 SECRETS = ("--secret-flag", "hunter2")
-
-
-def signed_in(user: User, **more: bool) -> Client:
-    client = Client(**more)  # type: ignore[arg-type]  # flags of the client
-    client.force_login(user)
-    return client
 
 
 def addresses(facility: Facility) -> dict[str, str]:

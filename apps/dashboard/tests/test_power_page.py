@@ -10,8 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core import clock
-from apps.dashboard.tests.facility import UNKIND, Facility
-from apps.dashboard.tests.test_pages import signed_in
+from apps.dashboard.tests.facility import UNKIND, Facility, signed_in
 from apps.inventory.models import Domain, Node
 from apps.power.models import (
     DemandResponseEvent,

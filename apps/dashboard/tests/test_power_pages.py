@@ -13,11 +13,11 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.core import clock
 from apps.dashboard.audit_file import BEGIN
-from apps.dashboard.tests.facility import Facility
+from apps.dashboard.tests.facility import Facility, signed_in
 from apps.dashboard.tests.power_scene import PowerScene, build_power_scene
 from apps.power.models import DemandResponseEvent, Programme, SettlementReport
 from apps.teams import services as teams
-from apps.teams.models import FacilityRole, User
+from apps.teams.models import FacilityRole
 
 EVENTS, PROGRAMMES = "/power/events/", "/power/programmes/"
 
@@ -25,12 +25,6 @@ EVENTS, PROGRAMMES = "/power/events/", "/power/programmes/"
 @pytest.fixture
 def scene(facility: Facility) -> PowerScene:
     return build_power_scene(facility, at=clock.now())
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def text_of(answer) -> str:
