@@ -220,9 +220,6 @@ class VtnAnnouncement(models.Model):
     heard_at = models.DateTimeField(help_text="It binds from here at the earliest.")
     told_at = models.DateTimeField(help_text="When it was last announced or changed.")
     withdrawn_at = models.DateTimeField(null=True, blank=True)
-    responded_version = models.PositiveIntegerField(
-        default=0, help_text="Of our event, that was last handed on to be answered."
-    )
 
     class Meta:
         ordering = ["id"]

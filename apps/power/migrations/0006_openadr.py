@@ -77,7 +77,6 @@ class Migration(migrations.Migration):
                 ('heard_at', models.DateTimeField(help_text='It binds from here at the earliest.')),
                 ('told_at', models.DateTimeField(help_text='When it was last announced or changed.')),
                 ('withdrawn_at', models.DateTimeField(blank=True, null=True)),
-                ('responded_version', models.PositiveIntegerField(default=0, help_text='Of our event, that was last handed on to be answered.')),
                 ('event', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='vtn_announcement', to='power.demandresponseevent')),
                 ('connection', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='announcements', to='power.vtnconnection')),
                 ('vtn_event', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='announcements', to='power.vtnevent')),

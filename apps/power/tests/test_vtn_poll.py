@@ -9,7 +9,7 @@ from django.db import connections
 from apps.core.errors import DomainError
 from apps.events.models import Event
 from apps.inventory.tests.builders import domain
-from apps.power import auto_response, response_services
+from apps.power import response_services
 from apps.power.models import DemandResponseEvent, PowerLimit, PowerReading
 from apps.power.openadr.tests.builders import (
     NOW,
@@ -46,18 +46,6 @@ def hall():
 @pytest.fixture
 def limits(hall):
     return programme("limits", target_kind="limit_to", min_duration_s=900, max_duration_s=86_400)
-
-
-@pytest.fixture
-def responder():
-    asked = []
-
-    def note(event_id, at):
-        asked.append(event_id)
-
-    auto_response.register(note)
-    yield asked
-    auto_response.unregister(note)
 
 
 def draft(vtn, **changes):
@@ -438,9 +426,7 @@ def test_an_event_for_a_resource_is_for_its_domain(vtn, hall, limits):
     assert "several resources" in made.vtn_events.get(external_id="e2").trouble_text
 
 
-def test_an_emergency_with_a_target_is_one_and_goes_to_whoever_may_act(vtn, connection, limits, responder):
-    limits.emergency_policy = "caps"
-    limits.save()
+def test_an_emergency_with_a_target_is_one(vtn, connection, limits):
     vtn.events = [
         event(
             intervals=[
@@ -452,7 +438,6 @@ def test_an_emergency_with_a_target_is_one_and_goes_to_whoever_may_act(vtn, conn
 
     (made,) = ours()
     assert (made.is_emergency, made.value) == (True, 400e3)
-    assert responder == [made.pk]
 
 
 def remap(connection, vtn, **changes):
@@ -579,59 +564,6 @@ def test_a_flood_of_events_stops_at_a_bound(vtn, connection, monkeypatch):
     assert connection.vtn_events.filter(trouble="needs_person").count() == 2
     listen(connection, 61)
     assert len(ours()) == 5
-
-
-# Answers.
-
-
-def test_nothing_is_handed_on_unless_the_programme_says_so(vtn, connection, responder):
-    vtn.events = [event()]
-    listen(connection)
-    assert responder == []
-
-
-def test_each_version_is_handed_on_once_where_the_programme_says_so(vtn, connection, limits, responder):
-    limits.is_auto_commit = True
-    limits.save()
-    vtn.events = [event()]
-    listen(connection)
-    listen(connection, 1)
-    (made,) = ours()
-    assert responder == [made.pk]
-    vtn.events = [newer(event(), 5, intervals=[interval(payload("IMPORT_CAPACITY_LIMIT", 450))])]
-    listen(connection, 5)
-    assert responder == [made.pk, made.pk]
-
-
-def test_who_registers_later_is_told_then(vtn, connection, limits):
-    limits.is_auto_commit = True
-    limits.save()
-    vtn.events = [event()]
-    listen(connection)
-    asked = []
-    auto_response.register(took := lambda event_id, at: asked.append(event_id))
-    try:
-        listen(connection, 1)
-    finally:
-        auto_response.unregister(took)
-    assert asked == [ours()[0].pk]
-
-
-def test_trouble_of_a_responder_is_tried_again_and_keeps_nobody_waiting(vtn, connection, limits):
-    limits.is_auto_commit = True
-    limits.save()
-    vtn.events = [event()]
-
-    def broken(event_id, at):
-        raise RuntimeError("no plan")
-
-    auto_response.register(broken)
-    try:
-        listen(connection)
-    finally:
-        auto_response.unregister(broken)
-    assert connection.announcements.get().responded_version == 0
-    assert connection.listed_at == NOW
 
 
 # What we tell the VTN.

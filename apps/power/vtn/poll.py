@@ -17,9 +17,9 @@ from django.db import transaction
 from apps.core.errors import DomainError, InvalidInput
 from apps.core.locks import session_lock
 from apps.events.services import record
-from apps.power import auto_response, response_services
+from apps.power import response_services
 from apps.power.errors import EventClosed, NoReference, TargetBelowFloor
-from apps.power.models import DemandResponseEvent, EmergencyPolicy, EventSource
+from apps.power.models import DemandResponseEvent, EventSource
 from apps.power.openadr.client import Settings, Ven, VtnBusy, VtnError
 from apps.power.openadr.diff import Changes, compare, standing
 from apps.power.openadr.mapping import read_events, units_of_programs
@@ -87,7 +87,6 @@ def poll(connection_id: int, *, at: datetime) -> None:
             run.failed(error.message, wait_s=wait_s)
             return
         changed = run.listed(programs, events)
-        run.respond()
         outbox.send(ven, run.connection, rows=run.rows, changed=changed, at=at)
 
 
@@ -137,7 +136,7 @@ class _Run:
         connection = selectors.connections().get(pk=connection_id)
         rows = {row.external_id: row for row in connection.vtn_events.all()}
         announcements: dict[int, list[VtnAnnouncement]] = defaultdict(list)
-        told_before = connection.announcements.select_related("event__domain", "event__programme")
+        told_before = connection.announcements.select_related("event__domain")
         for one in told_before.filter(withdrawn_at=None, event__end_at__gt=at):
             announcements[one.vtn_event_id or 0].append(one)
         n_told = connection.announcements.filter(heard_at__gt=at - timedelta(hours=1)).count()
@@ -437,7 +436,6 @@ class _Run:
             self._go_on(signal)
         if connection.silent_since_at is not None:
             self._fall_back(tuple(known.values()))
-        self.respond()
 
     # The fallback ---------------------------------------------------------------------------------------------------
 
@@ -499,24 +497,6 @@ class _Run:
                 for one in open_ones:
                     self._withdraw(one, "The VTN is heard again.")
 
-    # Answers --------------------------------------------------------------------------------------------------------
-
-    def respond(self) -> None:
-        """Hand on what may be answered without a person, once for each version of an event."""
-        for one in [one for group in self.announcements.values() for one in group]:
-            event = one.event
-            is_open = one.withdrawn_at is None and event.end_at > self.at and event.opted_out_at is None
-            if not is_open or one.responded_version >= event.version or not _may_be_unseen(event):
-                continue
-            try:
-                was_taken = auto_response.respond(event.pk, self.at)
-            except Exception:  # somebody else's code: it must not keep other events from being heard
-                _log.exception("Event %s could not be answered", event.pk)
-                continue
-            if was_taken:
-                one.responded_version = event.version
-                one.save(update_fields=["responded_version"])
-
     def _record(self, kind: str, *, reason: str = "", **data: Any) -> None:
         record(
             kind,
@@ -535,15 +515,6 @@ def _key(connection: VtnConnection, row: VtnEvent | None) -> str:
     n_before = connection.announcements.filter(vtn_event=row).count()
     what = "fallback" if row is None else f"{row.external_id}.{row.pk}"
     return f"vtn{connection.pk}.{what}.{n_before}"
-
-
-def _may_be_unseen(event: DemandResponseEvent) -> bool:
-    """Whether its programme allows an answer without a person."""
-    programme = event.programme
-    if programme is None:
-        return False
-    by_emergency = event.is_emergency and programme.emergency_policy != EmergencyPolicy.NONE
-    return programme.is_auto_commit or by_emergency
 
 
 def _notes(programs: Sequence[object], reading: Reading, connection: VtnConnection) -> list[str]:
