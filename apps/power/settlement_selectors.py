@@ -48,6 +48,12 @@ def latest_settlement(event: DemandResponseEvent) -> SettlementReport | None:
     return settlements().filter(event=event).first()
 
 
+def latest_settlements(event_ids: Sequence[int]) -> dict[int, SettlementReport]:
+    """By event id, the latest version of those that have one, without its document; one query."""
+    rows = SettlementReport.objects.filter(event__in=event_ids).order_by("event_id", "-number")
+    return {row.event_id: row for row in rows.distinct("event_id").defer("document")}
+
+
 def events_with_results() -> QuerySet[DemandResponseEvent]:
     """Events for the history, with the figures of their latest settlement at hand as `settled_<figure>`."""
     latest = SettlementReport.objects.filter(event=OuterRef("pk")).order_by("-number")

@@ -54,6 +54,7 @@ from apps.power.settlement_selectors import (
     cost_of,
     count_readings,
     latest_settlement,
+    latest_settlements,
     metered_within,
     others_on_line,
     padded,
@@ -96,8 +97,10 @@ def settle_due(*, at: datetime) -> None:
                     "note the release",
                     lambda event, load=load: settle_release(event_id=event.pk, load=load, at=at),
                 )
-        for event in events().filter(notified_at__lte=at, end_at__gt=at - TAKEN_IN_FOR):
-            if is_due(event, at=at):
+        told = list(events().filter(notified_at__lte=at, end_at__gt=at - TAKEN_IN_FOR))
+        settled = latest_settlements([event.pk for event in told])
+        for event in told:
+            if _is_due(event, settled.get(event.pk), at=at):
                 _try(event, "settle", lambda event: settle_event(event_id=event.pk, actor=None, at=at))
 
 
@@ -110,12 +113,11 @@ def _try(event: DemandResponseEvent, what: str, act: Any) -> None:
         _log.exception("Event %s: could not %s", event.pk, what)
 
 
-def is_due(event: DemandResponseEvent, *, at: datetime) -> bool:
+def _is_due(event: DemandResponseEvent, latest: SettlementReport | None, *, at: datetime) -> bool:
     """Whether the beat settles it now: over and its readings in, or settled and readings have come since."""
     over_at = over_from(event)
     if at < over_at + READINGS_LATE:
         return False
-    latest = latest_settlement(event)
     if latest is None:
         return event.released_at is not None or at >= over_at + RELEASE_LATE
     if at < latest.settled_at + AGAIN_AFTER:

@@ -4,7 +4,8 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import Forbidden
 from apps.events.models import Event
@@ -264,6 +265,21 @@ def test_twice_is_once(hall):
 
     assert again == SettlementReport.objects.get()
     assert Event.objects.filter(kind="demand_response.settled").count() == 1
+
+
+def test_what_is_settled_already_costs_no_query_each(hall):
+    def queries_of_a_look():
+        settlement_services.settle_due(at=clock(18))
+        with CaptureQueriesContext(connection) as seen:
+            settlement_services.settle_due(at=clock(18, 10))
+        return len(seen)
+
+    p12(hall)
+    of_one = queries_of_a_look()
+    for _ in range(3):
+        announce(value=1e3)
+    assert queries_of_a_look() == of_one
+    assert SettlementReport.objects.count() == 4
 
 
 def test_a_version_is_never_changed(hall):

@@ -305,12 +305,12 @@ def test_what_cannot_be_decided_keeps_no_cap_from_being_set(monkeypatch):
 def test_an_event_left_to_a_person_is_looked_at_once():
     scene = hall()
     programme("short", is_auto_commit=True)
-    event = announce(actor=scene.operator, programme="short", value=1e3)
+    event = announce(actor=scene.operator, programme="short", value=7e4)
     scene.through(clock(13, 50), clock(13, 51), every_s=15.0)
     unseen = event.plans.filter(created_by=None)
     assert [plan.shortfall_w > 0 for plan in unseen] == [True]
     plan = scene.preview(event, at=clock(13, 51))
-    scene.at(clock(13, 51, 5))
+    scene.at(clock(13, 52))
     assert unseen.count() == 1
     plan.refresh_from_db()
     assert plan.state == PlanState.PREVIEWED  # what the operator looks at is not superseded meanwhile
