@@ -69,6 +69,7 @@ def power_chart(
             "mode": "lines",
             "name": name,
             "stackgroup": "draw",
+            "stackgaps": "interpolate",
             "x": [_local(at) for at, _ in points],
             "y": [round(watts / divisor, 4) for _, watts in points],
             "line": {"color": _var(colour), "width": 1.6},
@@ -117,6 +118,7 @@ def utilization_chart(
             "mode": "lines",
             "name": name,
             "stackgroup": "held",
+            "stackgaps": "interpolate",
             "x": [_local(at) for at, _ in points],
             "y": [round(devices, 3) for _, devices in points],
             "line": {"color": _var(colour), "width": 1.2, "shape": "hv"},
@@ -145,6 +147,66 @@ def utilization_chart(
         },
         "yaxis": {"rangemode": "tozero", "nticks": 6},
         "meta": _SMALL,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def hours_chart(
+    series: Mapping[str, tuple[str, Sequence[tuple[datetime, float]]]],
+    *,
+    since: datetime,
+    until: datetime,
+    step: timedelta,
+) -> Figure:
+    """Where the device hours went: devices by group, stacked; each point is the mean of the step that begins there.
+
+    Args:
+        series: By label, a colour and instants with a number of devices, the lowest group first.
+    """
+    window = _window(since, until, (point for _, points in series.values() for point in points))
+    traces: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": label,
+            "stackgroup": "hours",
+            "stackgaps": "interpolate",
+            "x": [_local(at) for at, _ in points] + [_local(min(at + step, until)) for at, _ in points[-1:]],
+            "y": [round(devices, 2) for _, devices in points]
+            + [round(devices, 2) for _, devices in points[-1:]],
+            "line": {"color": _var(colour), "width": 1, "shape": "hv"},
+            "fillcolor": f"var(--sy-t-{colour})",
+            "hovertemplate": "%{y:,.4~g}",
+        }
+        for label, (colour, points) in series.items()
+    ]
+    layout: Figure = {
+        "xaxis": {"type": "date", "tickformat": "%H:%M\n%a %-d %b", "range": window},
+        "yaxis": {"rangemode": "tozero", "nticks": 6, "title": {"text": "devices"}},
+        "meta": {"small": {**_SMALL["small"], "showlegend": False}},  # the table below has the colours
+    }
+    return {"data": traces, "layout": layout}
+
+
+def waits_chart(labels: Sequence[str], by_size: Mapping[str, Sequence[int]]) -> Figure:
+    """How long jobs waited: jobs by class of wait, stacked by class of size."""
+    traces: list[Figure] = [
+        {
+            "type": "bar",
+            "name": size,
+            "x": list(labels),
+            "y": list(counts),
+            "marker": {"color": _var(colour)},
+            "hovertemplate": "%{y:,}",
+        }
+        for colour, (size, counts) in zip(_COLOURS, by_size.items(), strict=False)
+        if any(counts)
+    ]
+    layout: Figure = {
+        "barmode": "stack",
+        "xaxis": {"type": "category", "categoryorder": "array", "categoryarray": list(labels)},
+        "yaxis": {"rangemode": "tozero", "nticks": 6, "title": {"text": "jobs"}},
+        "meta": {"small": {"margin": {"l": 36, "r": 8}}},
     }
     return {"data": traces, "layout": layout}
 
@@ -347,6 +409,7 @@ def load_chart(
             "mode": "lines",
             "name": name,
             "stackgroup": "draw",
+            "stackgaps": "interpolate",
             "x": [_local(at) for at, _ in points],
             "y": [round(watts / divisor, 4) for _, watts in points],
             "line": {"color": _var(colour), "width": 1.6},

@@ -39,7 +39,7 @@ class Group:
 
 _MENU: Final = (
     ("Operate", ("overview", "queue", "nodes")),
-    ("Capacity", ("reservations", "quotas")),
+    ("Capacity", ("reservations", "utilization", "quotas")),
     ("Facility", ("power",)),
     ("Govern", ("passes", "policy", "audit")),
 )
@@ -48,6 +48,7 @@ _LABELS: Final = {
     "queue": ("Queue", "list-details"),
     "nodes": ("Nodes", "server-2"),
     "reservations": ("Reservations", "calendar-event"),
+    "utilization": ("Utilization", "gauge"),
     "quotas": ("Quotas", "users-group"),
     "power": ("Power & response", "bolt"),
     "passes": ("Scheduler", "activity"),

@@ -22,6 +22,7 @@ from apps.dashboard.views import (
     quotas,
     reservations,
     submit,
+    utilization,
 )
 
 app_name = "dashboard"
@@ -31,9 +32,10 @@ urlpatterns = [
     path("parts/figures/", overview.figures_part, name="figures"),
     path("parts/attention/", overview.attention_part, name="attention"),
     path("parts/teams/", overview.teams_part, name="teams"),
+    path("parts/hours/", overview.hours_part, name="hours"),
+    path("parts/halls/", overview.halls_part, name="halls"),
     path("parts/pulse/", accounts.pulse, name="pulse"),
-    path("charts/power.json", overview.chart, {"name": "power"}, name="chart-power"),
-    path("charts/use.json", overview.chart, {"name": "use"}, name="chart-use"),
+    path("charts/power.json", overview.chart, name="chart-power"),
     path("queue/", queue.queue, name="queue"),
     path("queue/parts/head/", queue.head_part, name="queue-head"),
     path("queue/parts/rows/", queue.rows_part, name="queue-rows"),
@@ -70,6 +72,10 @@ urlpatterns = [
     path("reservations/new/", reservations.new_reservation, name="reservation-new"),
     path("reservations/<int:reservation_id>/", reservations.reservation, name="reservation"),
     path("reservations/<int:reservation_id>/cancel/", reservations.cancel, name="reservation-cancel"),
+    path("utilization/", utilization.page_of_utilization, name="utilization"),
+    path("utilization/parts/idle/", utilization.idle_part, name="idle-jobs"),
+    path("utilization/charts/hours.json", utilization.chart, {"name": "hours"}, name="chart-hours"),
+    path("utilization/charts/use.json", utilization.chart, {"name": "use"}, name="chart-use"),
     path("quotas/", quotas.quotas, name="quotas"),
     path("quotas/<path:name>/", quotas.team_quota, name="team-quota"),
     path("power/", power.power, name="power"),

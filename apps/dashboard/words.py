@@ -95,6 +95,52 @@ TILES: Final = (
     Tile("later", "Not yet", "mist"),
 )
 
+
+@dataclass(frozen=True)
+class LossGroup:
+    """Buckets of the losses ledger that are shown as one; the groups sum to the capacity."""
+
+    key: str
+    label: str
+    colour: str
+    buckets: tuple[str, ...]
+    is_lost: bool = True
+
+
+LOSS_GROUPS: Final = (
+    LossGroup("productive", "Productive", "green", ("productive",), is_lost=False),
+    LossGroup(
+        "overhead",
+        "Overhead of running",
+        "orange",
+        ("starting", "checkpoint", "rework", "staging", "crossing", "straggling"),
+    ),
+    LossGroup("shape", "Stranded by shape", "purple", ("fragmentation",)),
+    LossGroup("plan", "Held for a plan", "blue", ("held", "reserved")),
+    LossGroup("quota", "Kept idle by quota", "gold", ("quota",)),
+    LossGroup("power", "Power", "verm", ("power", "paused")),
+    LossGroup("out", "Out of service", "slate", ("drained", "failed")),
+    LossGroup("none", "No demand", "mist", ("no_demand",), is_lost=False),
+)
+BUCKETS: Final[dict[str, str]] = {
+    "productive": "Productive",
+    "starting": "Starting",
+    "checkpoint": "Writing checkpoints",
+    "rework": "Lost and done again",
+    "staging": "Held while data came",
+    "crossing": "Slower across domains",
+    "straggling": "Waiting for stragglers",
+    "power": "Capped or held for power",
+    "paused": "Paused",
+    "held": "Held for a plan",
+    "fragmentation": "No place fits",
+    "quota": "Nobody was allowed",
+    "reserved": "Reserved and unused",
+    "drained": "Drained",
+    "failed": "Failed",
+    "no_demand": "No demand",
+}
+
 REASONS: Final[dict[str, ReasonWord]] = {
     "topology": ReasonWord(
         "place", "topology-star-3", "Topology", "You: ask for fewer, or for a wider spread."

@@ -125,6 +125,11 @@ class Job(models.Model):
                 fields=["name", "id"], name="job_by_name", opclasses=["varchar_pattern_ops", "int8_ops"]
             ),
             models.Index(fields=["transaction_id"], name="job_by_transaction"),
+            models.Index(
+                fields=["first_started_at"],
+                condition=Q(first_started_at__isnull=False),
+                name="job_by_first_start",
+            ),
             # What `past_runs` counts; in its very words.
             models.Index(
                 fields=["user", "team", "name", "-ended_at", "-id"],

@@ -25,6 +25,9 @@ from apps.teams.models import User
 ANSWER_S: Final = 4.0  # for each source; the loop that tells devices their caps waits no longer for this one
 _AT_ONCE: Final = 8  # the rest has its turn at the next beat
 _EARLY: Final = timedelta(seconds=1)  # a beat may come a little before its time
+_LONGEST_GAP: Final = timedelta(minutes=10)  # what a device did in a longer silence is not known
+# A device that draws less than this share of the way from rest to its TDP does nothing.
+QUIET_SHARE: Final = 0.05
 _LOCK: Final = 0x706F776D  # "powm"
 _LONGEST_ERROR: Final = 500
 
@@ -302,18 +305,27 @@ def _store_nodes(row: MeterSource, series: Sequence[Series], wanted: set[str]) -
     )
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO power_nodereading AS kept (node_id, index, at, draw_w, source, is_learned)"
-            " SELECT row.node_id, row.index, row.at, row.draw_w, %s, false"
+            "INSERT INTO power_nodereading AS kept (node_id, index, at, draw_w, source, is_learned, quiet_since_at)"
+            " SELECT row.node_id, row.index, row.at, row.draw_w, %s, false,"
+            "  CASE WHEN row.index IS NOT NULL"
+            "   AND row.draw_w <= kind.idle_w + %s * (kind.tdp_w - kind.idle_w) THEN row.at END"
             " FROM unnest(%s::bigint[], %s::int[], %s::timestamptz[], %s::float8[])"
             "  AS row(node_id, index, at, draw_w)"
-            " ON CONFLICT (node_id, source, index) DO UPDATE"
-            " SET at = excluded.at, draw_w = excluded.draw_w, is_learned = false WHERE excluded.at > kept.at",
+            " JOIN inventory_node node ON node.id = row.node_id"
+            " JOIN inventory_acceleratortype kind ON kind.id = node.accelerator_type_id"
+            " ON CONFLICT (node_id, source, index) DO UPDATE SET at = excluded.at, draw_w = excluded.draw_w,"
+            "  is_learned = false, quiet_since_at = CASE WHEN excluded.quiet_since_at IS NOT NULL"
+            "   THEN CASE WHEN excluded.at <= kept.at + make_interval(secs => %s)"
+            "    THEN coalesce(kept.quiet_since_at, excluded.quiet_since_at) ELSE excluded.quiet_since_at END END"
+            " WHERE excluded.at > kept.at",
             [
                 row.name,
+                QUIET_SHARE,
                 [key[0] for key, _ in rows],
                 [key[1] for key, _ in rows],
                 [said[0] for _, said in rows],
                 [said[1] for _, said in rows],
+                _LONGEST_GAP.total_seconds(),
             ],
         )
     return len(rows)

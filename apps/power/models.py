@@ -612,6 +612,11 @@ class NodeReading(models.Model):
     at = models.DateTimeField()
     draw_w = models.FloatField()
     source = models.CharField(max_length=40)
+    quiet_since_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Of a device: since then every word was of next to nothing above rest.",
+    )
     is_learned = models.BooleanField(default=False, help_text="The model of the job that ran there has it.")
 
     class Meta:

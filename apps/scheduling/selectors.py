@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from django.db import connection
-from django.db.models import Avg, Max, QuerySet, Sum
+from django.db.models import Avg, QuerySet
 from django.db.models.functions import TruncHour
 
 from apps.jobs.lifecycle import State
@@ -15,7 +15,7 @@ from apps.jobs.models import Job
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import Policy
 from apps.scheduling.idle import SPAN, in_floats
-from apps.scheduling.models import LossPart, LossSpan, Pass, PolicySetting, Reason, UtilizationSample
+from apps.scheduling.models import Pass, PolicySetting, Reason, UtilizationSample
 from apps.teams.models import Team
 
 # What changes nothing that a plan rests on; everything else wakes the planner.
@@ -243,38 +243,60 @@ class Losses:
     guessed_s: float  # of that time while no pass looked
 
 
+# The ledger by steps; what a step guessed is that of its quarters, however many types and teams each of them has.
+_LOSSES: Final = """
+WITH spans AS (
+    SELECT span.id, span.from_at, span.guessed_ms, date_bin(make_interval(secs => %(step_s)s), span.from_at, %(since)s)
+        AS step_at, kind.name AS type_name
+    FROM scheduling_lossspan span JOIN inventory_acceleratortype kind ON kind.id = span.accelerator_type_id
+    WHERE span.from_at >= %(since)s AND span.from_at < %(until)s
+), guessed AS (
+    SELECT step_at, sum(guessed_ms)::bigint AS guessed_ms
+    FROM (SELECT step_at, from_at, max(guessed_ms) AS guessed_ms FROM spans GROUP BY step_at, from_at) quarters
+    GROUP BY step_at
+)
+SELECT spans.step_at, part.bucket, sum(part.amount), min(guessed.guessed_ms)
+FROM spans JOIN scheduling_losspart part ON part.span_id = spans.id JOIN guessed ON guessed.step_at = spans.step_at
+WHERE (%(type)s::text IS NULL OR spans.type_name = %(type)s) AND (%(team)s::bigint IS NULL OR part.team_id = %(team)s)
+GROUP BY spans.step_at, part.bucket ORDER BY spans.step_at, part.bucket
+"""
+
+
 def losses(
-    *, since: datetime, until: datetime, type_name: str | None = None, team: Team | None = None
+    *,
+    since: datetime,
+    until: datetime,
+    type_name: str | None = None,
+    team: Team | None = None,
+    step: timedelta = SPAN,
 ) -> list[Losses]:
-    """The ledger by quarters of an hour that begin in [since, until), oldest first.
+    """The ledger's quarters of an hour that begin in [since, until), oldest first; one query.
 
     Args:
         team: What its jobs held alone; the capacity is what they held.
+        step: So long is each row, counted from `since`; whole quarters of an hour.
     """
-    parts = LossPart.objects.filter(span__from_at__gte=since, span__from_at__lt=until)
-    if type_name is not None:
-        parts = parts.filter(span__accelerator_type__name=type_name)
-    if team is not None:
-        parts = parts.filter(team=team)
+    asked: dict[str, Any] = {
+        "since": since,
+        "until": until,
+        "step_s": step.total_seconds(),
+        "type": type_name,
+        "team": None if team is None else team.pk,
+    }
     amounts: dict[datetime, dict[str, Fraction]] = {}
-    for from_at, bucket, amount in (
-        parts.values_list("span__from_at", "bucket")
-        .annotate(Sum("amount"))
-        .order_by("span__from_at", "bucket")
-    ):
-        amounts.setdefault(from_at, {})[bucket] = Fraction(int(amount), SHARE_STEPS * 1000)
-    guessed = dict(
-        LossSpan.objects.filter(from_at__gte=since, from_at__lt=until)
-        .values_list("from_at")
-        .annotate(Max("guessed_ms"))
-    )
+    guessed_ms: dict[datetime, int] = {}
+    with connection.cursor() as cursor:
+        cursor.execute(_LOSSES, asked)
+        for from_at, bucket, amount, guessed in cursor.fetchall():
+            amounts.setdefault(from_at, {})[bucket] = Fraction(int(amount), SHARE_STEPS * 1000)
+            guessed_ms[from_at] = guessed
     return [
         Losses(
             from_at,
-            from_at + SPAN,
+            from_at + step,
             float(sum(totals.values())),
             in_floats(totals, sum(totals.values(), Fraction(0))),
-            guessed.get(from_at, 0) / 1000,
+            guessed_ms[from_at] / 1000,
         )
         for from_at, totals in amounts.items()
     ]

@@ -1,7 +1,7 @@
 /* The keyboard: / searches, g and a letter goes to a page, j and k walk the rows, ? lists the keys. None of them changes anything. */
 (function () {
   "use strict";
-  const PLACES = { o: "/", q: "/queue/", n: "/nodes/", r: "/reservations/", t: "/quotas/", p: "/power/", s: "/passes/", a: "/audit/", m: "/me/" };
+  const PLACES = { o: "/", q: "/queue/", n: "/nodes/", r: "/reservations/", t: "/quotas/", u: "/utilization/", p: "/power/", s: "/passes/", a: "/audit/", m: "/me/" };
   const isOff = document.body.dataset.keys === "off";
   let awaitingPlace = false;
 

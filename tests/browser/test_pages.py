@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from tests.browser.conftest import DESKTOP, PHONE, OpenWindow, Site, Window
 
@@ -38,6 +39,9 @@ def paths(site: Site) -> dict[str, str]:
         "openadr new": "/power/openadr/new/",
         "reservations": "/reservations/",
         "reservation new": "/reservations/new/",
+        "utilization": "/utilization/",
+        "utilization of a month": f"/utilization/?month={timezone.localtime():%Y-%m}",
+        "utilization wrong": "/utilization/?p=never",
         "quotas": "/quotas/",
         "quota": f"/quotas/{f.vision.name}/",
         "members": f"/quotas/{f.pretraining.name}/",

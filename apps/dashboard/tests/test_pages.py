@@ -1,24 +1,32 @@
 """Pages answer with what they promise, and only to whom it is promised."""
 
+import csv
+import io
 import json
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
 from django.conf import settings
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from plotly.offline import get_plotlyjs_version
 
 from apps.core import clock
+from apps.dashboard import words
 from apps.dashboard.templatetags.ui import SPRITE
 from apps.dashboard.tests.facility import UNKIND, Facility, request, signed_in
+from apps.inventory.models import Device, Domain
 from apps.jobs import services as jobs
-from apps.jobs.models import Allocation, Job
-from apps.scheduling import board, policy_setting
+from apps.jobs.models import Allocation, DeviceClaim, Job
+from apps.power.models import NodeReading
+from apps.scheduling import board, losses, policy_setting
+from apps.scheduling.idle import BUCKETS
+from apps.scheduling.snapshot import take_snapshot
 from apps.teams import services as teams
 from apps.teams.models import Quota, Token
 from apps.teams.selectors import limits_of
@@ -33,7 +41,8 @@ def addresses(facility: Facility) -> dict[str, str]:
     """Every page and part that is read, by name."""
     job, team = [facility.running.pk], [facility.vision.name]
     bare = [
-        *("overview", "figures", "attention", "teams", "pulse", "chart-power", "chart-use"),
+        *("overview", "figures", "attention", "teams", "pulse", "chart-power", "chart-use", "hours", "halls"),
+        *("utilization", "idle-jobs", "chart-hours"),
         *(
             "queue",
             "queue-head",
@@ -62,7 +71,7 @@ def addresses(facility: Facility) -> dict[str, str]:
 
 PARTS = {
     *("figures", "attention", "teams", "pulse", "queue-head", "queue-rows", "node-map", "node-list"),
-    *("passes-list", "job-head", "job-actions", "job-body", "node-part"),
+    *("passes-list", "job-head", "job-actions", "job-body", "node-part", "hours", "halls", "idle-jobs"),
     *("power-figures", "power-tree", "power-events-part"),
 }
 
@@ -289,6 +298,7 @@ def test_no_page_asks_the_database_more_than_it_may(facility: Facility) -> None:
     client = signed_in(facility.admin)
     over = {}
     for name, url in addresses(facility).items():
+        client.get(url)  # what a process keeps of the line it has read once
         with CaptureQueriesContext(connection) as queries:
             client.get(url)
         # Who is looking (the session and the person) is asked for beside these, and on pages the grid event on top.
@@ -329,10 +339,10 @@ def test_a_waiting_job_says_who_goes_first(facility: Facility) -> None:
 # Charts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["power", "use"])
+@pytest.mark.parametrize("name", ["power", "use", "hours"])
 @pytest.mark.parametrize("period", ["6h", "24h", "7d", "nonsense"])
 def test_every_chart_is_one_that_plotly_knows(facility: Facility, name: str, period: str) -> None:
-    figure = signed_in(facility.viewer).get(f"/charts/{name}.json?p={period}").json()
+    figure = signed_in(facility.viewer).get(f"{reverse(f'dashboard:chart-{name}')}?p={period}").json()
     text = re.sub(r"var\(--[\w-]+\)", "#123456", json.dumps(figure))
 
     go.Figure(**json.loads(text))
@@ -713,3 +723,102 @@ def test_only_an_administrator_sets_the_policy(facility: Facility, who: str) -> 
     assert "Administrators set it" in client.get("/policy/").content.decode()
     assert client.post("/policy/", _form(backfill_depth="1")).status_code == 403
     assert policy_setting.in_force().name == "default"
+
+
+# Where the hours went --------------------------------------------------------------------------------------------
+
+
+def test_every_bucket_of_the_ledger_is_in_one_group_and_has_a_word() -> None:
+    grouped = [bucket for group in words.LOSS_GROUPS for bucket in group.buckets]
+
+    assert sorted(grouped) == sorted(BUCKETS)
+    assert set(words.BUCKETS) == set(BUCKETS)
+
+
+def _counted(facility: Facility) -> datetime:
+    """A quarter of an hour and more of what the facility does, counted up to now."""
+    until = clock.now()
+    for at in (until - timedelta(minutes=40), until - timedelta(minutes=5)):
+        with transaction.atomic():
+            losses.count(take_snapshot(at), (), (), at=at)
+    return until
+
+
+def test_groups_sum_to_the_capacity_and_the_file_to_the_page(facility: Facility) -> None:
+    _counted(facility)
+    answer = signed_in(facility.viewer).get("/utilization/")
+    groups, whole = answer.context["groups"], answer.context["whole"]
+
+    assert whole.capacity_device_s == 35 * 60 * Device.objects.count()
+    assert sum(row.device_s for row in groups) == pytest.approx(whole.capacity_device_s)
+    assert sum(row.share for row in groups) == pytest.approx(1)
+    assert all(
+        sum(bucket.device_s for bucket in row.buckets) == pytest.approx(row.device_s) for row in groups
+    )
+    text = signed_in(facility.viewer).get("/utilization/?format=csv").content.decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert sum(float(row["capacity_device_s"]) for row in rows) == pytest.approx(whole.capacity_device_s)
+    assert sum(float(row[one]) for row in rows for one in BUCKETS) == pytest.approx(whole.capacity_device_s)
+    figure = answer.context["hours_figure"]["figure"]["data"]
+    assert all(trace["stackgroup"] == "hours" for trace in figure)
+    overview = signed_in(facility.viewer).get("/")
+    assert overview.context["capacity_device_s"] == whole.capacity_device_s
+
+
+def test_what_a_team_held_is_shown_of_it_alone(facility: Facility) -> None:
+    _counted(facility)
+    client = signed_in(facility.viewer)
+    page = client.get("/utilization/", {"team": facility.running.team.name})
+    held = next(
+        row
+        for row in client.get("/utilization/").context["team_rows"]
+        if row.name == facility.running.team.name
+    )
+
+    assert page.context["whole"].capacity_device_s == pytest.approx(held.held_s)
+    assert [row.name for row in page.context["team_rows"]] == [facility.running.team.name]
+    assert client.get("/utilization/", {"team": "no such team"}).status_code == 404
+
+
+@pytest.mark.parametrize("query", ["p=1y", "month=2026-13", "month=1999-01", "kind=%00"])
+def test_a_period_that_makes_no_sense_shows_no_hours(facility: Facility, query: str) -> None:
+    _counted(facility)
+    answer = signed_in(facility.viewer).get(f"/utilization/?{query}")
+
+    assert answer.status_code == 200
+    assert answer.context["form"].errors
+    assert "groups" not in answer.context
+
+
+def test_who_lets_devices_lie_is_named_and_the_teams_sum_to_the_figure(facility: Facility) -> None:
+    at = clock.now()
+    claims = DeviceClaim.objects.filter(
+        released_at=None, share=1, placement__allocation__job=facility.running
+    ).select_related("device")
+    Allocation.objects.filter(job=facility.running).update(observed_started_at=at - timedelta(hours=2))
+    for claim in claims:
+        NodeReading.objects.create(
+            node_id=claim.device.node_id,
+            index=claim.device.index,
+            at=at,
+            draw_w=90,
+            source="dcgm",
+            quiet_since_at=at - timedelta(hours=1),
+        )
+    answer = signed_in(facility.operator).get("/utilization/")
+    if "idle" not in answer.context:
+        _counted(facility)
+        answer = signed_in(facility.operator).get("/utilization/")
+
+    assert [(row.name, row.n_idle) for row in answer.context["idle"]] == [
+        (facility.running.name, len(claims))
+    ]
+    assert sum(n for _, n, _ in answer.context["idle_teams"]) == answer.context["n_idle"] == len(claims)
+
+
+def test_the_map_of_the_halls_shows_every_rack_once(facility: Facility) -> None:
+    found = signed_in(facility.viewer).get("/parts/halls/").context["hall_map"]
+
+    n_places = Domain.objects.filter(power_nodes__isnull=False).distinct().count()
+    assert found is not None
+    assert sum(len(line.places) for hall in found.halls for line in hall.lines) == found.n_places == n_places

@@ -13,17 +13,20 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from apps.dashboard import charts, words
+from apps.dashboard import charts, halls, words
 from apps.dashboard.frame import frame_of
 from apps.dashboard.templatetags import formats
 from apps.dashboard.views.common import etag_of, page, part
+from apps.dashboard.views.utilization import floor_to, groups_of, known_before
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.inventory.models import DomainKind, Health
+from apps.power import readings
 from apps.power import selectors as power
 from apps.power.models import MODELLED, AlarmKind, PowerAlarm, PowerReading
-from apps.scheduling import board
+from apps.scheduling import board, power_board
 from apps.scheduling import selectors as scheduling
+from apps.scheduling.idle import SPAN
 
 PERIODS: Final = {"6h": timedelta(hours=6), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
 _MOST_POINTS: Final = 288
@@ -44,7 +47,9 @@ def overview(request: HttpRequest) -> HttpResponse:
         "period": period,
         "periods": PERIODS,
         "power_figure": _power_figure(known),
-        "use_figure": _use_figure(known),
+        **_hours(known),
+        "measures": halls.MEASURES,
+        "measure": _measure(request),
     }
     known.frame.n_waiting = known.waiting[0].n_jobs
     return render(request, "dashboard/pages/overview.html", context)
@@ -72,13 +77,27 @@ def teams_part(request: HttpRequest) -> HttpResponse:
 
 @page
 @require_GET
-def chart(request: HttpRequest, name: str) -> HttpResponse:
-    etag = etag_of(request, name)
+def hours_part(request: HttpRequest) -> HttpResponse:
+    known = Known(request, PERIODS[_period(request)])
+    return part(request, "dashboard/parts/hours.html", known.version, lambda: _hours(known))
+
+
+@page
+@require_GET
+def halls_part(request: HttpRequest) -> HttpResponse:
+    known = Known(request)
+    version = (*known.version, readings.latest_reading_id())
+    return part(request, "dashboard/parts/hall_map.html", version, lambda: _halls(known, request))
+
+
+@page
+@require_GET
+def chart(request: HttpRequest) -> HttpResponse:
+    etag = etag_of(request, "power")
     if request.headers.get("If-None-Match") == etag:
         return HttpResponse(status=304, headers={"ETag": etag})
-    figure = _power_figure if name == "power" else _use_figure
     known = Known(request, PERIODS[_period(request)])
-    return JsonResponse(figure(known)["figure"], headers={"ETag": etag})
+    return JsonResponse(_power_figure(known)["figure"], headers={"ETag": etag})
 
 
 def _period(request: HttpRequest) -> str:
@@ -318,6 +337,34 @@ def _teams() -> dict[str, Any]:
     return {"teams": rows[:_MOST_TEAMS]}
 
 
+def _hours(known: Known) -> dict[str, Any]:
+    """C2: what became of the device hours of the period."""
+    lasts = known.at - known.since
+    since = floor_to(known.since, SPAN)
+    # As long before: one reading of the ledger, in two steps.
+    rows = scheduling.losses(since=since - lasts, until=known.at, step=lasts)
+    whole = scheduling.summed([row for row in rows if row.from_at >= since])
+    if whole is None or not whole.capacity_device_s:
+        return {"groups": ()}
+    before = known_before(scheduling.summed([row for row in rows if row.from_at < since]), whole)
+    groups = groups_of(whole, before)
+    return {
+        "groups": groups,
+        "group_parts": tuple((row.word.colour, row.device_s) for row in groups),
+        "capacity_device_s": whole.capacity_device_s,
+    }
+
+
+def _halls(known: Known, request: HttpRequest) -> dict[str, Any]:
+    tree = power_board.power_tree(known.at)
+    return {"hall_map": halls.map_of(tree, inventory.use_by_power_domain(), _measure(request))}
+
+
+def _measure(request: HttpRequest) -> str:
+    asked = request.GET.get("map", "kw")
+    return asked if asked in halls.MEASURES else "kw"
+
+
 def _power_figure(known: Known) -> dict[str, Any]:
     """Draw by hall where halls are read, else of the facility; without a reading, only what is reserved now."""
     by_kind: dict[str, dict[str, list[tuple[datetime, float]]]] = {"hall": {}, "facility": {}}
@@ -348,25 +395,6 @@ def _power_figure(known: Known) -> dict[str, Any]:
         "names": list(thin),
         "is_modelled": not draw or sources == {"modelled"},
         "has_readings": bool(draw),
-    }
-
-
-def _use_figure(known: Known) -> dict[str, Any]:
-    held: dict[str, list[tuple[datetime, float]]] = {}
-    capacity: dict[datetime, float] = defaultdict(float)
-    for sample in scheduling.samples(since=known.since, until=known.at):
-        name = sample.accelerator_type.name + (" (simulated)" if sample.is_simulated else "")
-        held.setdefault(name, []).append((sample.at, sample.claimed))
-        capacity[sample.at] += sample.n_capacity
-    thin = {name: charts.thinned(points, _MOST_POINTS) for name, points in sorted(held.items())}
-    total = charts.thinned(sorted(capacity.items()), _MOST_POINTS)
-    now_held = sum(points[-1][1] for points in thin.values())
-    return {
-        "figure": charts.utilization_chart(thin, total, since=known.since, now=known.at),
-        "sentence": f"Now {formats.devices(now_held)} devices in use" if thin else "No samples yet",
-        "rows": _table(thin, formats.devices),
-        "names": list(thin),
-        "has_samples": bool(thin),
     }
 
 

@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from apps.core.errors import InvalidInput
 from apps.events.models import Event
 from apps.inventory import services as inventory
+from apps.inventory.models import AcceleratorType
 from apps.inventory.tests.builders import domain
 from apps.power import meter_services
 from apps.power.meter_services import MeterDraft, create_meter, read_meters
@@ -118,6 +119,25 @@ def test_devices_and_nodes_are_read_by_name_and_index(fake: FakePrometheus):
         ("dcgm", 1): (98.0, NOON),
         ("host", None): (2000.0, later),
     }
+
+
+def test_a_device_is_quiet_since_the_first_of_the_words_that_follow_one_another(fake: FakePrometheus):
+    node("n1", n_devices=1)  # 700 W at most, at rest the usual share of it
+    kind = AcceleratorType.objects.get()
+    at_rest_w, at_work_w = kind.idle_w + 0.04 * (kind.tdp_w - kind.idle_w), kind.tdp_w
+    meter(fake, "dcgm", query=GPU, domain_label="", node_label="Hostname", device_label="gpu")
+
+    def quiet_since_min(minute: int, draw_w: float) -> float | None:
+        fake.vectors[GPU] = [({"Hostname": "n1", "gpu": "0"}, str(draw_w), None)]
+        read_meters(at=NOON + timedelta(minutes=minute))
+        since_at = NodeReading.objects.get().quiet_since_at
+        return None if since_at is None else (since_at - NOON) / timedelta(minutes=1)
+
+    assert quiet_since_min(0, at_work_w) is None
+    assert [quiet_since_min(minute, at_rest_w) for minute in (1, 2, 11)] == [1, 1, 1]
+    assert quiet_since_min(12, at_work_w) is None
+    assert quiet_since_min(13, at_rest_w) == 13
+    assert quiet_since_min(25, at_rest_w) == 25  # what it did in the silence before is not known
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e300", "watts", ""])
