@@ -107,7 +107,10 @@ def load_by_team() -> tuple[TeamLoad, ...]:
         cursor.execute(
             "SELECT team.id, team.name, coalesce(parent.name, ''),"
             " EXISTS (SELECT 1 FROM teams_team child WHERE child.parent_id = team.id),"
-            " (SELECT sum(entitlement)::int FROM teams_quota quota WHERE quota.team_id = team.id),"
+            " (SELECT sum(entitlement)::int FROM teams_quota quota WHERE quota.team_id = team.id)"
+            "  + coalesce((SELECT sum(loan.n_devices * CASE WHEN loan.borrower_id = team.id THEN 1 ELSE -1 END)"
+            "   FROM teams_quotaloan loan WHERE team.id IN (loan.lender_id, loan.borrower_id)"
+            "   AND loan.state = 'agreed' AND loan.start_at <= now() AND loan.end_at > now()), 0)::int,"
             " coalesce(load.held, 0), coalesce(load.waiting, 0), coalesce(load.n_running, 0),"
             " coalesce(load.n_waiting, 0) FROM teams_team team"
             " LEFT JOIN teams_team parent ON parent.id = team.parent_id"

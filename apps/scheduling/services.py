@@ -27,6 +27,7 @@ from apps.scheduling.engine.frame import frame_of
 from apps.scheduling.engine.planner import without_collection
 from apps.scheduling.models import FacilityChange, Forecast, ForecastOutcome, Pass, UtilizationSample
 from apps.scheduling.snapshot import PREVIEW_ID, Taken, instant, take_snapshot
+from apps.teams import loans
 from apps.teams.models import Team, User
 
 # Any number would do, as long as nobody else uses it.
@@ -160,6 +161,8 @@ def _next_boundary(taken: Taken, plan: Plan, at: datetime) -> datetime:
     marks = [plan.next_boundary_s, *taken.cooldown_s, *taken.given_up.values()]
     if taken.next_limit_at is not None:
         marks.append(taken.next_limit_at.timestamp())
+    if (loan_at := loans.next_change_at(at)) is not None:
+        marks.append(loan_at.timestamp())
     for gang in snapshot.queue:
         marks.append(gang.not_before_s)
         marks.append(gang.retry_s)

@@ -645,6 +645,7 @@ class _Reader:
         for (team_id, kind), amount in given.items():
             if kind in owned[team_id][0]:
                 owned[team_id][0][kind] = max(0, owned[team_id][0][kind] - amount)
+        self._move_lent(owned, kind_at)
         self.teams = [
             Team(
                 id=team_id,
@@ -661,6 +662,20 @@ class _Reader:
         memory = self.memory
         if positions != memory.positions or memory.histories.has_many_strangers(len(memory.jobs)):
             memory.clear(positions)
+
+    def _move_lent(self, owned: dict[int, tuple[dict[int, int], ...]], kind_at: Mapping[int, int]) -> None:
+        """What loans in force move from one team to another; never more than the lender has for itself now."""
+        for lender, borrower, type_id, n_devices in self.rows(
+            "SELECT lender_id, borrower_id, accelerator_type_id, n_devices FROM teams_quotaloan"
+            " WHERE state = 'agreed' AND start_at <= %s AND end_at > %s ORDER BY id",
+            self.at,
+            self.at,
+        ):
+            kind = kind_at[type_id]
+            moved = min(n_devices, owned[lender][0].get(kind, 0))
+            if moved:
+                owned[lender][0][kind] -= moved
+                owned[borrower][0][kind] = owned[borrower][0].get(kind, 0) + moved
 
     def read_members(self, looked_at: Sequence[Gang]) -> tuple[Member, ...]:
         """Everyone whose running jobs are limited, of those who have jobs in the picture; by team and person."""

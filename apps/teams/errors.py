@@ -43,3 +43,26 @@ class TeamInUse(DomainError):
 
 class NotYourTeam(Forbidden):
     code = "not_your_team"
+
+
+class MoreThanKeptBack(DomainError):
+    """A team would lend more than it has for itself."""
+
+    code = "more_than_kept_back"
+
+    def __init__(self, *, team: str, accelerator_type: str, free: int, asked: int) -> None:
+        super().__init__(
+            f"{team} has {free} {accelerator_type} for itself in that time, and cannot lend {asked}:"
+            " what it gave to sub-teams or lent already is not its own.",
+            team=team,
+            accelerator_type=accelerator_type,
+            free=free,
+            asked=asked,
+        )
+        self.errors = ({"path": "n_devices", "code": self.code, "message": f"must be at most {free}"},)
+
+
+class LoanIsAnswered(DomainError):
+    """Somebody answered meanwhile, or its time is over."""
+
+    code = "loan_is_answered"

@@ -128,6 +128,58 @@ class Quota(models.Model):
         ]
 
 
+class LoanState(models.TextChoices):
+    PROPOSED = "proposed"  # one side asks or offers; the other has not answered
+    AGREED = "agreed"
+    DECLINED = "declined"
+    WITHDRAWN = "withdrawn"
+
+
+class QuotaLoan(models.Model):
+    """So many devices of what one team has for itself count as another's, for a while. Time alone begins and ends it.
+
+    What is lent is what a team has not given to its sub-teams. Nothing that runs is stopped at either end: devices
+    that somebody still holds are borrowed from then on, and may be taken back.
+    """
+
+    lender = models.ForeignKey(Team, models.PROTECT, related_name="loans_out")
+    borrower = models.ForeignKey(Team, models.PROTECT, related_name="loans_in")
+    accelerator_type = models.ForeignKey("inventory.AcceleratorType", models.PROTECT, related_name="+")
+    n_devices = models.PositiveIntegerField()
+    start_at = models.DateTimeField()
+    end_at = models.DateTimeField(help_text="A recall moves it forward.")
+    notice_s = models.FloatField(default=0, help_text="The lender may end it so long after saying so.")
+    state = models.CharField(max_length=10, choices=LoanState.choices, default=LoanState.PROPOSED)
+    is_asked = models.BooleanField(default=False, help_text="The borrower proposed it.")
+    reason = models.CharField(max_length=500, blank=True)
+    proposed_by = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
+    proposed_at = models.DateTimeField()
+    answered_by = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
+    answered_at = models.DateTimeField(null=True, blank=True)
+    version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(n_devices__gt=0, n_devices__lte=1_000_000), name="loan_is_of_devices"
+            ),
+            models.CheckConstraint(condition=Q(end_at__gte=F("start_at")), name="loan_ends_after_it_starts"),
+            models.CheckConstraint(condition=~Q(lender=F("borrower")), name="loan_is_to_another_team"),
+            models.CheckConstraint(
+                condition=Q(notice_s__gte=0, notice_s__lte=366 * 86_400), name="loan_notice_is_a_time"
+            ),
+            models.CheckConstraint(condition=Q(state__in=LoanState.values), name="loan_state_is_known"),
+            models.CheckConstraint(
+                condition=Q(state=LoanState.PROPOSED) ^ Q(answered_at__isnull=False),
+                name="loan_is_answered_once",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["end_at"], condition=Q(state="agreed"), name="loan_agreed_by_end"),
+        ]
+
+
 class LimitedUse(models.TextChoices):
     DEVICES = "devices", "devices held at once, of one accelerator type"
     RUNNING_JOBS = "running_jobs", "jobs running at once"

@@ -35,6 +35,8 @@ from apps.teams.models import (
 )
 from apps.teams.selectors import limits_of
 
+MOST_WEIGHT: Final = 1e9
+
 # People ------------------------------------------------------------------------------------------------------------
 
 
@@ -349,11 +351,12 @@ class QuotaEntry:
 
 @dataclass(frozen=True, slots=True)
 class QuotaChange:
-    """All that one team owns from now on, and the version of the team it is based on."""
+    """All that one team owns from now on, and the version of the team it is based on; None: its weight stays."""
 
     team_id: int
     entries: Sequence[QuotaEntry]
     version: int
+    weight: float | None = None
 
 
 def set_quota(
@@ -399,6 +402,8 @@ def set_quotas(
                 yours=_quota_facts(wanted),
                 stored=_quota_facts(stored),
             )
+        if change.weight is not None and change.weight != team.weight:
+            _weigh(team, change.weight, actor=actor, at=at, reason=reason)
         if stored == wanted:
             continue
         _write_quota(team, wanted, types)
@@ -414,6 +419,21 @@ def set_quotas(
         )
     _require_within_owned(parent_ids)
     return [teams[change.team_id] for change in changes]
+
+
+def _weigh(team: Team, weight: float, *, actor: User | None, at: datetime, reason: str) -> None:
+    """Set a team's weight beside those it shares with."""
+    if actor is not None:
+        policies.require_may_divide(actor, team)
+    if not 0 < weight < MOST_WEIGHT:  # NaN is not
+        raise InvalidInput.of("weight", f"must be a number above 0 and below {MOST_WEIGHT:,.0f}")
+    before = _facts_of(team)
+    team.weight = weight
+    team.version += 1
+    team.save(update_fields=["weight", "version"])
+    _record_team(
+        "team.changed", team, actor=actor, at=at, before=before, after=_facts_of(team), reason=reason
+    )
 
 
 def _locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:

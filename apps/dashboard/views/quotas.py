@@ -2,30 +2,35 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_GET, require_POST
 
 from apps.core import clock
 from apps.core.errors import DomainError, Forbidden, NotFound, VersionConflict
+from apps.dashboard import words
 from apps.dashboard.cells import Cell
+from apps.dashboard.templatetags import formats
 from apps.dashboard.views import member_limits
-from apps.dashboard.views.common import page, viewer_of
+from apps.dashboard.views.common import act, page, viewer_of
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
-from apps.scheduling import board
+from apps.scheduling import board, quota_effects
 from apps.scheduling import selectors as scheduling
-from apps.teams import policies, selectors, services
-from apps.teams.models import Quota, Team
+from apps.teams import loans, policies, selectors, services
+from apps.teams.models import LoanState, Quota, QuotaLoan, Team
 
 _N_CHANGES: Final = 10
+_N_LOANS: Final = 20
 
 
 @dataclass
@@ -36,7 +41,7 @@ class QuotaRow:
     entitlement: Cell
     borrow: Cell
     lend: Cell
-    weight: float
+    weight: Cell
     held: float
     waiting: float
     may_divide: bool
@@ -48,8 +53,12 @@ class QuotaRow:
         return (self.entitlement, self.borrow, self.lend)
 
     @property
+    def faulty(self) -> list[Cell]:
+        return [cell for cell in (*self.cells, self.weight) if cell.error]
+
+    @property
     def is_changed(self) -> bool:
-        return any(cell.is_changed for cell in self.cells)
+        return any(cell.is_changed for cell in (*self.cells, self.weight))
 
     @property
     def entitled(self) -> float:
@@ -94,7 +103,7 @@ class Table:
 
     @property
     def n_changed(self) -> int:
-        return sum(cell.is_changed for row in self.rows for cell in row.cells)
+        return sum(cell.is_changed for row in self.rows for cell in (*row.cells, row.weight))
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ class Scene:
         self.teams = list(selectors.teams_with_quotas(self.viewer))
         ids = inventory.accelerator_type_ids()
         self.kinds = sorted(ids)
+        self.type_ids = ids
         asked = request.POST.get("kind") or request.GET.get("kind", "")
         self.kind = asked if asked in ids else next(iter(self.kinds), "")
         self._name_of = {pk: name for name, pk in ids.items()}
@@ -203,6 +213,7 @@ def _show(
     table: Table,
     status: int = 200,
     members: member_limits.Section | None = None,
+    effects: dict[str, Any] | None = None,
 ) -> HttpResponse:
     ids = [row.team.pk for row in table.rows] + [team.pk]
     changes = (
@@ -228,6 +239,8 @@ def _show(
         "kinds": scene.kinds,
         "kind": scene.kind,
         "figures": figures,
+        **(effects or {}),
+        **_loans(scene, team),
         "changes": [(event, _DIFFERENCES[event.kind](event.before, event.after)) for event in changes],
     }
     return render(request, "dashboard/pages/quota.html", context, status=status)
@@ -271,7 +284,7 @@ def _table(scene: Scene, team: Team) -> Table:
                 entitlement=cells[0],
                 borrow=cells[1],
                 lend=cells[2],
-                weight=one.weight,
+                weight=Cell(f"weight-{one.pk}", f"{one.weight:g}", f"{one.weight:g}", f"Weight, {one.name}"),
                 held=scene.held(one, kind),
                 waiting=scene.waiting(one),
                 # Who leads a team divides it among the teams below; what it owns itself is set from above.
@@ -283,11 +296,86 @@ def _table(scene: Scene, team: Team) -> Table:
     return table
 
 
-def _save(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
+@dataclass(frozen=True)
+class Effect:
+    """What a change does, as one line."""
+
+    text: str
+    tone: str  # of a badge
+    jobs: tuple[quota_effects.Affected, ...] = ()
+
+
+@page
+@require_POST
+def effects_part(request: HttpRequest, name: str) -> HttpResponse:
+    """What the numbers in the form would do, worked out again while they are typed; nothing is written."""
+    scene = Scene(request)
+    team = scene.team_named(name)
+    table, numbers, _ = _typed(request, scene, team)
+    return render(request, "dashboard/parts/quota_effects.html", _effects(scene, table, numbers))
+
+
+def _effects(scene: Scene, table: Table, numbers: dict[str, int | None]) -> dict[str, Any]:
+    """The lines under the table: faults first, else the sum, and who is affected."""
+    faults = [f"{cell.label} {cell.error}" for row in table.rows for cell in row.faulty]
+    given = sum(numbers.get(row.entitlement.name) or 0 for row in table.rows if not row.is_whole_team)
+    if table.has_sub_teams and given > table.owned and any(row.may_divide for row in table.rows):
+        faults.append(f"Sub-teams would be entitled to {given}; the team owns {table.owned}.")
+    if faults or not table.n_changed:
+        return {"effect_faults": faults, "n_changed": table.n_changed}
+    wanted = {
+        row.team.pk: (
+            numbers[row.entitlement.name] or 0,
+            numbers[row.borrow.name],
+            numbers[row.lend.name],
+        )
+        for row in table.rows
+        if row.is_changed
+    }
+    found = quota_effects.effects_of(wanted, type_id=scene.type_ids[table.kind], at=clock.now())
+    return {
+        "n_changed": table.n_changed,
+        "effects": _as_lines(found, {row.team.pk: row.team.name for row in table.rows}),
+        "sum": (given, table.owned - given, table.owned) if table.has_sub_teams else None,
+    }
+
+
+def _as_lines(found: quota_effects.Effects, names: dict[int, str]) -> list[Effect]:
+    lines = []
+    for jobs, one, many, tone in (
+        (found.starts, "waiting job starts now", "waiting jobs start now", "ok"),
+        (
+            found.stays,
+            "job that would start now has to wait",
+            "jobs that would start now have to wait",
+            "warn",
+        ),
+        (found.ends, "running job is asked to leave", "running jobs are asked to leave", "bad"),
+    ):
+        if jobs:
+            lines.append(Effect(f"{formats.count(len(jobs))} {one if len(jobs) == 1 else many}", tone, jobs))
+    for team_id, n in found.borrowed.items():
+        if team_id not in names:
+            continue
+        size = formats.devices(abs(n))
+        if n > 0:
+            text = f"{size} devices of {names[team_id]} become borrowed, and may be taken back"
+            lines.append(Effect(text, "warn"))
+        else:
+            lines.append(Effect(f"{size} borrowed devices of {names[team_id]} are covered again", "ok"))
+    return lines or [Effect("Nothing that waits or runs is affected now", "")]
+
+
+Changes = list[services.QuotaChange]
+
+
+def _typed(request: HttpRequest, scene: Scene, team: Team) -> tuple[Table, dict[str, int | None], Changes]:
+    """The table as it was typed, its numbers by field, and the changes that they mean."""
     table, kind = _table(scene, team), scene.kind
     if not table.may_edit:
         raise PermissionDenied(f"Only leads of {team}, or of a team above it, may change this.")
     numbers = {cell.name: _read(cell, request) for row in table.rows for cell in row.cells}
+    weights = {row.team.pk: _read_weight(row.weight, request) for row in table.rows}
     changes = []
     for row in table.rows:
         if not row.is_changed:
@@ -298,17 +386,30 @@ def _save(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
             for q in row.team.quotas.all()
             if q.accelerator_type.name != kind
         ]
-        entries.append(
-            services.QuotaEntry(
-                kind,
-                numbers[row.entitlement.name] or 0,
-                numbers[row.borrow.name],
-                numbers[row.lend.name],
+        if any(cell.is_changed for cell in row.cells) or _quota_of(row.team, kind) is not None:
+            entries.append(
+                services.QuotaEntry(
+                    kind,
+                    numbers[row.entitlement.name] or 0,
+                    numbers[row.borrow.name],
+                    numbers[row.lend.name],
+                )
+            )
+        is_version = version.isascii() and version.isdigit() and len(version) < 10
+        changes.append(
+            services.QuotaChange(
+                row.team.pk, entries, int(version) if is_version else 0, weights[row.team.pk]
             )
         )
-        is_version = version.isascii() and version.isdigit() and len(version) < 10
-        changes.append(services.QuotaChange(row.team.pk, entries, int(version) if is_version else 0))
-    if any(cell.error for row in table.rows for cell in row.cells):
+    return table, numbers, changes
+
+
+def _save(request: HttpRequest, scene: Scene, team: Team) -> HttpResponse:
+    table, numbers, changes = _typed(request, scene, team)
+    kind = scene.kind
+    if request.POST.get("action") == "preview":
+        return _show(request, scene, team, table, effects=_effects(scene, table, numbers))
+    if any(row.faulty for row in table.rows):
         table.errors.append("Nothing was saved: some numbers are not right.")
         return _show(request, scene, team, table, status=400)
     if not changes:
@@ -346,6 +447,157 @@ def _save_members(request: HttpRequest, scene: Scene, team: Team) -> HttpRespons
     return HttpResponseRedirect(_address(team, scene.kind))
 
 
+@dataclass(frozen=True)
+class LoanRow:
+    """A loan as the team of the page sees it."""
+
+    loan: QuotaLoan
+    is_out: bool
+    word: words.Word
+    may_answer: bool
+    may_withdraw: bool
+    may_end: bool
+
+
+def _loans(scene: Scene, team: Team) -> dict[str, Any]:
+    """What it lends and borrows, and what waits for an answer; what is long over is in the audit trail."""
+    at = clock.now()
+    leads = policies.may_lead(scene.viewer, team)
+    led = {one.pk: policies.may_lead(scene.viewer, one) for one in scene.teams} if leads else {}
+    rows = []
+    for loan in loans.loans_of(team)[:_N_LOANS]:
+        is_open = loan.state == LoanState.PROPOSED and loan.end_at > at
+        answers, proposes = (
+            (loan.lender_id, loan.borrower_id) if loan.is_asked else (loan.borrower_id, loan.lender_id)
+        )
+        may_answer = is_open and led.get(answers, False)
+        rows.append(
+            LoanRow(
+                loan,
+                loan.lender_id == team.pk,
+                _loan_word(loan, at),
+                may_answer,
+                is_open and not may_answer and led.get(proposes, False),
+                loan.state == LoanState.AGREED and loan.end_at > at and leads,
+            )
+        )
+    return {
+        "loans": rows,
+        "may_propose": leads,
+        "others": [one.name for one in scene.teams if one.pk != team.pk],
+    }
+
+
+def _loan_word(loan: QuotaLoan, at: datetime) -> words.Word:
+    if loan.state == LoanState.PROPOSED:
+        return (
+            words.Word("Not answered in time", "clock")
+            if loan.end_at <= at
+            else words.Word("Waits for an answer", "clock", "info")
+        )
+    if loan.state != LoanState.AGREED:
+        return words.Word(str(loan.get_state_display()).capitalize(), "ban")
+    if loan.end_at <= at:
+        return words.Word("Over", "check")
+    if loan.start_at > at:
+        return words.Word("Agreed", "calendar-event", "info")
+    return words.Word("In force", "circle-check", "ok")
+
+
+class LoanForm(forms.Form):
+    """What is asked or offered."""
+
+    direction = forms.ChoiceField(choices=[("lend", "Lend"), ("ask", "Ask for")])
+    other = forms.CharField(max_length=120)
+    kind = forms.CharField(max_length=120)
+    n_devices = forms.IntegerField(min_value=1, max_value=1_000_000)
+    start = forms.DateTimeField(required=False)
+    end = forms.DateTimeField()
+    notice_h = forms.FloatField(min_value=0, max_value=8784, required=False)
+    reason = forms.CharField(max_length=500, required=False)
+
+
+@page
+@require_POST
+def propose_loan(request: HttpRequest, name: str) -> HttpResponse:
+    scene = Scene(request)
+    team = scene.team_named(name)
+    form = LoanForm(request.POST)
+    back = _address(team, scene.kind) + "#loans"
+    if not form.is_valid():
+        for field_name, faults in form.errors.items():
+            messages.error(
+                request,
+                f"{_LOAN_LABELS[field_name]}: {' '.join(str(fault) for fault in faults)} Nothing was proposed.",
+            )
+        return HttpResponseRedirect(back)
+    said = form.cleaned_data
+    other = next((one for one in scene.teams if one.name == said["other"]), None)
+    if other is None:
+        messages.error(request, "The other team: there is no team of that name. Nothing was proposed.")
+        return HttpResponseRedirect(back)
+    lender, borrower = (team, other) if said["direction"] == "lend" else (other, team)
+    policies.require_lead(scene.viewer, team)
+    at = clock.now()
+    return act(
+        request,
+        back,
+        f"{lender} and {borrower}: it is agreed."
+        if policies.may_lead(scene.viewer, other)
+        else f"{other} has to agree; its leads see it on their page.",
+        lambda: loans.propose_loan(
+            lender=lender,
+            borrower=borrower,
+            accelerator_type=said["kind"],
+            n_devices=said["n_devices"],
+            start_at=said["start"] or at,
+            end_at=said["end"],
+            notice_s=(said["notice_h"] or 0.0) * 3600,
+            actor=scene.viewer,
+            at=at,
+            reason=said["reason"],
+        ),
+    )
+
+
+_LOAN_LABELS: Final = {
+    "direction": "Lend or ask",
+    "other": "The other team",
+    "kind": "Device type",
+    "n_devices": "Devices",
+    "start": "From",
+    "end": "Until",
+    "notice_h": "Notice",
+    "reason": "Reason",
+}
+
+
+@page
+@require_POST
+def answer_loan(request: HttpRequest, loan_id: int) -> HttpResponse:
+    """Agree, decline, take back, or end early: what the button said."""
+    viewer, wish = viewer_of(request), request.POST.get("wish", "")
+    loan = loans.loan_named(loan_id)
+    back = request.POST.get("team", "")
+    team = loan.borrower if back == loan.borrower.name else loan.lender
+    at = clock.now()
+    done = {
+        "accept": "The loan is agreed.",
+        "decline": "It was declined.",
+        "end": "It ends: what is held is borrowed from then on.",
+    }
+    if wish not in done:
+        raise Http404("no such answer")
+
+    def answer() -> None:
+        if wish == "end":
+            loans.end_loan(loan_id=loan_id, actor=viewer, at=at)
+        else:
+            loans.answer_loan(loan_id=loan_id, accept=wish == "accept", actor=viewer, at=at)
+
+    return act(request, _address(team, loan.accelerator_type.name) + "#loans", done[wish], answer)
+
+
 def _address(team: Team, kind: str) -> str:
     return f"{reverse('dashboard:team-quota', args=[team.name])}?{urlencode({'kind': kind})}"
 
@@ -361,6 +613,31 @@ def _read(cell: Cell, request: HttpRequest) -> int | None:
             cell.error = "is missing"
         return None
     return cell.number()
+
+
+def _read_weight(cell: Cell, request: HttpRequest) -> float | None:
+    """The weight typed; None where it stays as it is."""
+    text = request.POST.get(cell.name)
+    if text is None:
+        return None
+    cell.typed = text.strip()[:20]
+    try:
+        weight = float(cell.typed)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < services.MOST_WEIGHT:
+        cell.error = "must be a number above 0"
+        return None
+    cell.typed = f"{weight:g}"
+    return weight if cell.is_changed else None
+
+
+def _loan_difference(_: Any, after: Any) -> list[str]:
+    if not isinstance(after, dict):
+        return []
+    return [
+        f"{after.get('lender')} lends {after.get('borrower')} {after.get('n_devices')} {after.get('accelerator_type')}"
+    ]
 
 
 def _difference(before: Any, after: Any) -> list[str]:
@@ -388,4 +665,11 @@ def _limit(key: str, value: Any) -> str:
     return str(value)
 
 
-_DIFFERENCES: Final = {"quota.changed": _difference, "quota.member_limits_changed": member_limits.difference}
+_DIFFERENCES: Final = {
+    "quota.changed": _difference,
+    "quota.member_limits_changed": member_limits.difference,
+    **{
+        f"quota.loan_{what}": _loan_difference
+        for what in ("proposed", "agreed", "declined", "withdrawn", "recalled", "given_back")
+    },
+}

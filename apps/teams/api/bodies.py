@@ -7,7 +7,7 @@ from pydantic import Field
 
 from apps.core.api.body import Out
 from apps.core.strict import AddressName, CountOrZero, Instant, Name, Number, Reason, Strict, Text, Version
-from apps.teams.models import Membership, Team, Token, User
+from apps.teams.models import Membership, QuotaLoan, Team, Token, User
 from apps.teams.selectors import Owned
 
 Weight = Annotated[Number, Field(gt=0, lt=1e9)]
@@ -277,3 +277,62 @@ def me_out(user: User, memberships: list[Membership], *, may_operate: bool, may_
         may_set_power=may_set_power,
         is_admin=user.is_administrator,
     )
+
+
+# Loans -------------------------------------------------------------------------------------------------------------
+
+
+class LoanIn(Strict):
+    """Devices that one team lets another count as its own. Who leads the lender offers, who leads the borrower asks."""
+
+    lender: Name
+    borrower: Name
+    accelerator_type: Name
+    n_devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    start_at: Annotated[Instant | None, Field(description="Absent: at once.")] = None
+    end_at: Instant
+    notice_s: Annotated[
+        Number,
+        Field(
+            ge=0, le=366 * 86_400, description="How long before the end the lender says that it recalls it."
+        ),
+    ] = 0.0
+    reason: Reason = ""
+
+
+class LoanAnswerIn(Strict):
+    accept: bool
+
+
+class LoanEndIn(Strict):
+    reason: Reason = ""
+
+
+class LoanOut(Out):
+    id: int
+    lender: str
+    borrower: str
+    accelerator_type: str
+    n_devices: int
+    start_at: datetime
+    end_at: datetime
+    notice_s: float
+    state: str
+    is_asked: bool
+    reason: str
+
+    @classmethod
+    def of(cls, loan: QuotaLoan) -> "LoanOut":
+        return cls(
+            id=loan.pk,
+            lender=loan.lender.name,
+            borrower=loan.borrower.name,
+            accelerator_type=loan.accelerator_type.name,
+            n_devices=loan.n_devices,
+            start_at=loan.start_at,
+            end_at=loan.end_at,
+            notice_s=loan.notice_s,
+            state=loan.state,
+            is_asked=loan.is_asked,
+            reason=loan.reason,
+        )

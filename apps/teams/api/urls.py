@@ -12,6 +12,11 @@ urlpatterns = [
     path("teams/<str:name>", views.TeamView.as_view(), name="team"),
     path("teams/<str:name>/quota", views.QuotaView.as_view(), name="team-quota"),
     path("teams/<str:name>/member-limits", views.MemberLimitsView.as_view(), name="team-member-limits"),
+    path("teams/<str:name>/loans", views.TeamLoansView.as_view(), name="team-loans"),
+    path("loans", views.LoansView.as_view(), name="loans"),
+    path("loans/<int:loan_id>", views.LoanView.as_view(), name="loan"),
+    path("loans/<int:loan_id>/answer", views.LoanAnswerView.as_view(), name="loan-answer"),
+    path("loans/<int:loan_id>/end", views.LoanEndView.as_view(), name="loan-end"),
     path("teams/<str:name>/members", views.MembersView.as_view(), name="team-members"),
     path("teams/<str:name>/members/<str:username>", views.MemberView.as_view(), name="team-member"),
 ]

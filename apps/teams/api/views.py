@@ -14,7 +14,7 @@ from apps.core.api.body import page_schema, parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
-from apps.teams import policies, selectors, services
+from apps.teams import loans, policies, selectors, services
 from apps.teams.api import bodies
 from apps.teams.models import Team, Token, User
 from apps.teams.policies import person
@@ -245,6 +245,79 @@ class MemberLimitsView(APIView):
             reason=body.reason,
         )
         return Response(_limits_out(team))
+
+
+class TeamLoansView(APIView):
+    @extend_schema(summary="What a team lent and borrowed", responses=page_schema(bodies.LoanOut))
+    def get(self, request: Request, name: str) -> Response:
+        refuse_unknown_parameters(request)
+        found = loans.loans_of(_team(request, name))
+        return Response(page(found, request, order=["-id"], render=_rendered(bodies.LoanOut)))
+
+
+class LoansView(APIView):
+    @extend_schema(
+        summary="Offer devices to another team for a while, or ask for them",
+        description="Agreed at once where the same person leads both teams; else the other side answers.",
+        request=bodies.LoanIn,
+        responses={201: bodies.LoanOut},
+    )
+    def post(self, request: Request) -> Response:
+        body = parse_body(request, bodies.LoanIn)
+        at = clock.now()
+
+        def propose() -> Response:
+            loan = loans.propose_loan(
+                lender=selectors.team_named(body.lender, viewer=person(request)),
+                borrower=selectors.team_named(body.borrower, viewer=person(request)),
+                accelerator_type=body.accelerator_type,
+                n_devices=body.n_devices,
+                start_at=body.start_at or at,
+                end_at=body.end_at,
+                notice_s=body.notice_s,
+                actor=person(request),
+                at=at,
+                reason=body.reason,
+            )
+            return Response(_loan_out(loan.pk), status=201)
+
+        return answer_once(request, propose)
+
+
+class LoanView(APIView):
+    @extend_schema(summary="One loan", responses=bodies.LoanOut)
+    def get(self, request: Request, loan_id: int) -> Response:
+        return Response(_loan_out(loan_id))
+
+
+class LoanAnswerView(APIView):
+    @extend_schema(
+        summary="Agree to a loan, or decline it",
+        description="Who proposed it may take it back with `accept` false.",
+        request=bodies.LoanAnswerIn,
+        responses=bodies.LoanOut,
+    )
+    def post(self, request: Request, loan_id: int) -> Response:
+        body = parse_body(request, bodies.LoanAnswerIn)
+        loans.answer_loan(loan_id=loan_id, accept=body.accept, actor=person(request), at=clock.now())
+        return Response(_loan_out(loan_id))
+
+
+class LoanEndView(APIView):
+    @extend_schema(
+        summary="End a loan early",
+        description="The borrower gives back at once; the lender recalls with the notice agreed on.",
+        request=bodies.LoanEndIn,
+        responses=bodies.LoanOut,
+    )
+    def post(self, request: Request, loan_id: int) -> Response:
+        body = parse_body(request, bodies.LoanEndIn)
+        loans.end_loan(loan_id=loan_id, actor=person(request), at=clock.now(), reason=body.reason)
+        return Response(_loan_out(loan_id))
+
+
+def _loan_out(loan_id: int) -> dict[str, Any]:
+    return bodies.LoanOut.of(loans.loan_named(loan_id)).model_dump(mode="json")
 
 
 class MembersView(APIView):
