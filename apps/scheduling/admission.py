@@ -57,6 +57,11 @@ def require_possible(requests: Sequence[JobRequest], shapes: Sequence[str] | Non
         raise Infeasible(faults, proof=facts)
 
 
+def is_possible(request: JobRequest) -> bool:
+    """Whether the empty facility could hold it."""
+    return _verdict(_facility(clock.now()), request, intake.shape_of(request)) is None
+
+
 def names() -> Names:
     """What the names in requests stand for in the facility as built; the same object for as long as it is so."""
     return _facility(clock.now()).names

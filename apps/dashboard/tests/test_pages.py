@@ -10,6 +10,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 from django.conf import settings
+from django.core import signing
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -20,6 +21,7 @@ from apps.core import clock
 from apps.dashboard import words
 from apps.dashboard.templatetags.ui import SPRITE
 from apps.dashboard.tests.facility import UNKIND, Facility, request, signed_in
+from apps.dashboard.views.jobs import _way_salt
 from apps.inventory.models import Device, Domain
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation, DeviceClaim, Job
@@ -822,3 +824,33 @@ def test_the_map_of_the_halls_shows_every_rack_once(facility: Facility) -> None:
     n_places = Domain.objects.filter(power_nodes__isnull=False).distinct().count()
     assert found is not None
     assert sum(len(line.places) for hall in found.halls for line in hall.lines) == found.n_places == n_places
+
+
+# What would start a job sooner ------------------------------------------------------------------------------------
+
+
+def test_a_way_is_shown_applied_once_and_void_when_the_job_changed(facility: Facility) -> None:
+    made = jobs.submit_job(
+        request=request("wide", facility.running.team.name, replicas=6, devices=1),
+        actor=facility.member,
+        at=clock.now(),
+    )
+    job_id = made.pk
+    client = signed_in(facility.member)
+    page = f"/jobs/{job_id}/what-if/"
+    answer = client.get(page)
+    assert answer.status_code == 200
+    assert "What would start it sooner" in answer.content.decode()
+    part = client.get(page, headers={"HX-Request": "true"})
+    assert "<html" not in part.content.decode()
+    for who in (facility.stranger, facility.viewer):
+        assert signed_in(who).get(page).status_code in (403, 404)
+        assert signed_in(who).post(f"{page}apply/", {"way": "x"}).status_code in (403, 404)
+    forged = client.post(f"{page}apply/", {"way": "x"}, follow=True)
+    assert [message.level_tag for message in forged.context["messages"]] == ["error"]
+    token = signing.dumps({"replicas": 3, "flexibility": 4}, salt=_way_salt(Job.objects.get(pk=job_id)))
+    assert client.post(f"{page}apply/", {"way": token}).status_code == 302
+    changed = Job.objects.get(pk=job_id)
+    assert (changed.spec["replicas"], changed.spec["flexibility"]) == (3, 4)
+    again = client.post(f"{page}apply/", {"way": token}, follow=True)  # it was worked out for another request
+    assert [message.level_tag for message in again.context["messages"]] == ["error"]

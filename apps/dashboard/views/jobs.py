@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
+from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
@@ -29,11 +30,13 @@ from apps.inventory import selectors as inventory
 from apps.jobs import past_runs, selectors, services
 from apps.jobs.lifecycle import ENDED, HOLDING, State
 from apps.jobs.models import Allocation, Job
+from apps.jobs.spec import ReplicaRange
 from apps.scheduling import selectors as scheduling
+from apps.scheduling import sooner
 from apps.scheduling.expected_end import expected_end
 from apps.scheduling.models import Reason
 from apps.scheduling.response import selectors as response
-from apps.teams import policies
+from apps.teams import policies, throttles
 from apps.teams.models import User
 
 _N_EVENTS: Final = 7
@@ -44,6 +47,7 @@ _LOG_TAIL_BYTES: Final = 64 * 1024
 _CHUNK_BYTES: Final = 1024 * 1024
 _MOST_CHUNKS: Final = 2000
 _FAR: Final = 2**61  # behind the end of every stream
+_WAY_HOLDS_S: Final = 900
 _STREAMS: Final = ("stdout", "stderr")
 
 
@@ -269,6 +273,58 @@ def change(request: HttpRequest, job_id: int) -> HttpResponse:
             time_limit_s=None if minutes is None else round(minutes * 60, 3),
         ),
     )
+
+
+@page
+@require_GET
+def what_if(request: HttpRequest, job_id: int) -> HttpResponse:
+    """What would start it sooner: the page without scripts, the list alone for the card."""
+    seen = _seen(request, job_id)
+    _require(seen, seen.rights.may_change, "Only the job's team and operators may do this.")
+    if wait_s := throttles.take_preview(seen.viewer.pk, clock.now()):
+        context: dict[str, Any] = {"job": seen.job, "wait_s": wait_s}
+    else:
+        found = sooner.ways_of(seen.job, at=clock.now())
+        ways = [(way, signing.dumps(dict(way.changes), salt=_way_salt(seen.job))) for way in found.ways]
+        context = {"job": seen.job, "found": found, "ways": ways}
+    is_part = bool(request.headers.get("HX-Request"))
+    template = "dashboard/parts/sooner.html" if is_part else "dashboard/pages/job_what_if.html"
+    return render(request, template, context if is_part else {**_base(seen), **context, "tab": "overview"})
+
+
+@page
+@require_POST
+def apply_way(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Change the request as a way said that was shown for it as it is."""
+    seen = _seen(request, job_id)
+    _require(seen, seen.rights.may_change, "Only the job's team and operators may do this.")
+    try:
+        changes = signing.loads(request.POST.get("way", ""), salt=_way_salt(seen.job), max_age=_WAY_HOLDS_S)
+    except signing.BadSignature:
+        messages.error(
+            request,
+            "The job was changed meanwhile, or this was worked out too long ago. Nothing was changed.",
+        )
+        return HttpResponseRedirect(reverse("dashboard:job", args=[job_id]))
+    limit_s, replicas = changes.pop("time_limit", None), changes.pop("replicas", None)
+    return _change(
+        request,
+        job_id,
+        f"Job {job_id} was changed; the next pass looks at it anew.",
+        lambda seen, at: services.update_job(
+            job_id=job_id,
+            actor=seen.viewer,
+            at=at,
+            time_limit_s=limit_s,
+            replicas=ReplicaRange.model_validate(replicas) if isinstance(replicas, dict) else replicas,
+            asks=changes,
+        ),
+    )
+
+
+def _way_salt(job: Job) -> str:
+    """A way holds for the request that it was worked out for."""
+    return f"way {job.pk} {json.dumps(job.spec, sort_keys=True)}"
 
 
 def _given_reason(request: HttpRequest) -> str:

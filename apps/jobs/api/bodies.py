@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from apps.core.api.body import Out
-from apps.core.strict import BRANCH, WRONG_TYPE, Count, Instant, Misfit, Number, Strict, Text
+from apps.core.strict import BRANCH, WRONG_TYPE, Count, Instant, Misfit, Names, Number, Strict, Text
 from apps.events.models import Event
 from apps.jobs import selectors
 from apps.jobs.lifecycle import State
@@ -16,7 +16,7 @@ from apps.jobs.models import Allocation, Job, Progress
 from apps.jobs.progress import Slowest
 from apps.jobs.selectors import NodeShare
 from apps.jobs.services import Receipt
-from apps.jobs.spec import MAX_PRIORITY, JobRequest, Replicas, Seconds
+from apps.jobs.spec import MAX_PRIORITY, JobRequest, Replicas, Seconds, Topology
 
 Why = Annotated[Text, Field(max_length=500)]
 
@@ -46,12 +46,26 @@ class JobPatchIn(Strict):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     time_limit: Seconds | None = None
     replicas: Replicas | None = None
+    accelerators: Annotated[Names, Field(min_length=1, description="null: any type.")] | None = None
+    topology: Annotated[Topology | None, Field(description="null: anywhere.")] = None
+    flexibility: Annotated[int, Field(ge=0, le=4)] | None = None
+
+    @classmethod
+    def _nullable(cls) -> frozenset[str]:
+        return frozenset({"accelerators", "topology"})
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_fields_set:
-            raise Misfit("must have at least one of priority, time_limit and replicas")
+            names = ", ".join(type(self).model_fields)
+            raise Misfit(f"must have at least one of {names}")
         return self
+
+    @property
+    def asks(self) -> dict[str, Any]:
+        """What the job asks for anew, as its specification says it."""
+        said = self.model_fields_set & {"accelerators", "topology", "flexibility"}
+        return self.model_dump(mode="json", include=said, exclude_unset=True)
 
 
 class WhyIn(Strict):

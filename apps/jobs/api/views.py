@@ -140,6 +140,7 @@ class JobView(APIView):
             priority=body.priority,
             time_limit_s=body.time_limit,
             replicas=body.replicas,
+            asks=body.asks,
         )
         return Response(_detail(request, job))
 

@@ -1,9 +1,11 @@
 """What people ask of a job that is there: stop, hold, release, change."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
+from pydantic import ValidationError
 
 from apps.events.services import record_many
 from apps.jobs import intake, policies
@@ -18,7 +20,7 @@ from apps.jobs.models import (
     Job,
     StopCause,
 )
-from apps.jobs.spec import ReplicaRange
+from apps.jobs.spec import ReplicaRange, faults_of
 from apps.teams.models import User
 
 
@@ -88,8 +90,13 @@ def update_job(
     priority: int | None = None,
     time_limit_s: float | None = None,
     replicas: int | ReplicaRange | None = None,
+    asks: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Change what may still be changed: the priority, the limit, and while it waits the size of a flat job."""
+    """Change what may still be changed: the priority, the limit, and while it waits what a flat job asks for.
+
+    Args:
+        asks: New values of fields of `CHANGEABLE`, as a request says them; None takes a field back.
+    """
     job = locked_job(job_id)
     policies.require_may_change(actor, job)
     if job.state in ENDED:
@@ -106,7 +113,13 @@ def update_job(
         before["time_limit"], after["time_limit"] = job.time_limit_s, time_limit_s
         job.time_limit_s = job.spec["time_limit"] = time_limit_s
     if replicas is not None:
-        _resize(job, replicas, before, after)
+        new = replicas if isinstance(replicas, int) else replicas.model_dump(mode="json", exclude_unset=True)
+        _ask(job, "replicas", new, before, after)
+    for name, value in (asks or {}).items():
+        assert name in CHANGEABLE, name
+        _ask(job, name, value, before, after)
+    if asks or replicas is not None:
+        _fit(job, after)
     if not after:
         return job
     save_job(job, "priority", "time_limit_s", "spec", "shape", "n_devices")
@@ -124,18 +137,37 @@ class _Change(dict[str, Any]):
     pass
 
 
-def _resize(job: Job, replicas: int | ReplicaRange, before: _Change, after: _Change) -> None:
-    old = job.spec.get("replicas", 1)
-    new = replicas if isinstance(replicas, int) else replicas.model_dump(mode="json", exclude_unset=True)
-    if new == old:
+# What a job that waits may be given anew, beside its size.
+CHANGEABLE: Final = frozenset({"accelerators", "topology", "flexibility"})
+_OF_ALL_GROUPS: Final = frozenset({"flexibility"})
+
+
+def _ask(job: Job, name: str, value: Any, before: _Change, after: _Change) -> None:
+    """Write one field of what the job asks for into its specification."""
+    old = job.spec.get(name)
+    if value == old or (name == "replicas" and value == 1 and old is None):
         return
     if job.state != State.QUEUED:
-        raise NotNow("Only a job that waits can be given another size.", job_id=job.pk, state=job.state)
-    if "groups" in job.spec:
-        raise Refused([Fault("replicas", "invalid", "groups already say how many replicas there are")])
-    before["replicas"], after["replicas"] = old, new
-    job.spec["replicas"] = new
-    request = intake.request_of(job.spec)
+        raise NotNow(
+            "Only a job that waits can be given another size or place.", job_id=job.pk, state=job.state
+        )
+    if "groups" in job.spec and name not in _OF_ALL_GROUPS:
+        raise Refused([Fault(name, "invalid", f"groups already say their own {name}")])
+    before[name], after[name] = old, value
+    if value is None:
+        job.spec.pop(name, None)
+    else:
+        job.spec[name] = value
+
+
+def _fit(job: Job, after: _Change) -> None:
+    """Refuse what no longer makes a job, or one that could never run; count anew what it asks for."""
+    if not after.keys() & (CHANGEABLE | {"replicas"}):
+        return
+    try:
+        request = intake.request_of(job.spec)
+    except ValidationError as error:
+        raise Refused([Fault(one["path"], one["code"], one["message"]) for one in faults_of(error)]) from None
     require_possible([request], [intake.shape_of(request)])
     job.n_devices = intake.n_devices_of(request)
     job.shape = intake.shape_of(

@@ -15,6 +15,7 @@ from apps.scheduling.models import Defragmentation, Forecast, Pass, UtilizationS
 from apps.scheduling.policy_setting import InForce, PolicyValues
 from apps.scheduling.selectors import ForecastErrors, Losses, TypeFree, TypeUse, fragmentation_of
 from apps.scheduling.services import Preview
+from apps.scheduling.sooner import Sooner
 
 
 class PolicyIn(PolicyValues):
@@ -460,3 +461,43 @@ class LossesOut(Out):
 class LedgerOut(Out):
     total: LossesOut | None
     items: list[LossesOut] = Field(description="By quarters of an hour, oldest first.")
+
+
+# What would start a job sooner --------------------------------------------------------------------------------------
+
+
+class WayOut(Out):
+    key: str
+    title: str
+    costs: str
+    changes: dict[str, Any]
+    starts_at: datetime | None
+    starts_now: bool
+
+
+class SoonerOut(Out):
+    at: datetime
+    starts_at: datetime | None
+    starts_now: bool
+    ways: list[WayOut]
+    n_tried: int
+
+    @classmethod
+    def of(cls, found: Sooner) -> "SoonerOut":
+        return cls(
+            at=found.at,
+            starts_at=found.starts_at,
+            starts_now=found.starts_now,
+            ways=[
+                WayOut(
+                    key=way.key,
+                    title=way.title,
+                    costs=way.costs,
+                    changes=dict(way.changes),
+                    starts_at=way.starts_at,
+                    starts_now=way.starts_now,
+                )
+                for way in found.ways
+            ],
+            n_tried=found.n_tried,
+        )

@@ -23,6 +23,7 @@ urlpatterns = [
     path("jobs/import", import_views.JobImportView.as_view(), name="job-import"),
     path("jobs/preview", views.JobPreviewView.as_view(), name="job-preview"),
     path("jobs/<int:job_id>/reasons", views.JobReasonsView.as_view(), name="job-reasons"),
+    path("jobs/<int:job_id>/sooner", views.JobSoonerView.as_view(), name="job-sooner"),
     path("jobs/<int:job_id>/power", power_views.JobPowerView.as_view(), name="job-power"),
     path("losses", views.LossesView.as_view(), name="losses"),
     path("passes", views.PassesView.as_view(), name="passes"),

@@ -17,10 +17,11 @@ from apps.core.api.body import page_schema, parse_body
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
 from apps.inventory.models import AcceleratorType
+from apps.jobs import policies as job_policies
 from apps.jobs.errors import NoSuchJob
 from apps.jobs.selectors import jobs_visible_to
 from apps.jobs.spec import JobRequest
-from apps.scheduling import advice, dump_store, policy_setting, selectors, services
+from apps.scheduling import advice, dump_store, policy_setting, selectors, services, sooner
 from apps.scheduling.api import bodies
 from apps.scheduling.expected_end import expected_end
 from apps.teams import throttles
@@ -85,6 +86,23 @@ class JobReasonsView(APIView):
         reason = selectors.reason_of(job)
         end = expected_end(job, reason, clock.now())
         return Response(bodies.ReasonsOut.of(job.pk, job.state, reason, forecasts, end).model_dump())
+
+
+class JobSoonerView(APIView):
+    @extend_schema(
+        summary="What would start a waiting job sooner",
+        description="The plan is made again with one thing of the request changed at a time; nothing is changed. For "
+        "the job's team and operators. `changes` are what `PATCH /jobs/{id}` takes.",
+        responses=bodies.SoonerOut,
+    )
+    def get(self, request: Request, job_id: int) -> Response:
+        job = jobs_visible_to(person(request)).select_related("team").filter(pk=job_id).first()
+        if job is None:
+            raise NoSuchJob(job_id=job_id)
+        job_policies.require_may_change(person(request), job)
+        if wait_s := throttles.take_preview(person(request).pk, clock.now()):
+            raise Throttled(wait_s)
+        return Response(bodies.SoonerOut.of(sooner.ways_of(job, at=clock.now())).model_dump())
 
 
 class DefragmentationView(APIView):
