@@ -853,4 +853,4 @@ def test_a_way_is_shown_applied_once_and_void_when_the_job_changed(facility: Fac
     changed = Job.objects.get(pk=job_id)
     assert (changed.spec["replicas"], changed.spec["flexibility"]) == (3, 4)
     again = client.post(f"{page}apply/", {"way": token}, follow=True)  # it was worked out for another request
-    assert [message.level_tag for message in again.context["messages"]] == ["error"]
+    assert [message.level_tag for message in again.context["messages"]] == ["success", "error"]
