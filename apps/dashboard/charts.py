@@ -4,6 +4,7 @@ The dicts are checked against plotly's schema in tests; at run time `graph_objec
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -209,6 +210,110 @@ def waits_chart(labels: Sequence[str], by_size: Mapping[str, Sequence[int]]) -> 
         "meta": {"small": {"margin": {"l": 36, "r": 8}}},
     }
     return {"data": traces, "layout": layout}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One bar of the reservations: its lane, when, and what share of the lane it takes."""
+
+    lane: str
+    label: str
+    start_at: datetime
+    end_at: datetime
+    share: float
+    is_maintenance: bool
+
+
+_LEAST_SHARE: Final = 0.08  # a bar that is thinner cannot be seen
+_MOST_BARS: Final = 500
+
+
+def promises_chart(
+    bars: Sequence[Promise], lanes: Sequence[str], *, since: datetime, until: datetime, now: datetime
+) -> Figure:
+    """C6: reservations by accelerator type, from start to end; a bar is as high as its share of the type."""
+    shown = sorted(bars, key=lambda bar: (bar.start_at, bar.lane, -bar.share))[:_MOST_BARS]
+    at_lane = {lane: len(lanes) - 1 - number for number, lane in enumerate(lanes)}
+    placed: list[tuple[Promise, float, float]] = []  # with its lower edge and height, in lanes
+    for bar in shown:
+        height = max(_LEAST_SHARE, bar.share) * 0.9
+        beside = [
+            (low, low + tall)
+            for other, low, tall in placed
+            if other.lane == bar.lane and other.end_at > bar.start_at and other.start_at < bar.end_at
+        ]
+        low = 0.05
+        for begin, end in sorted(beside):
+            if low + height <= begin:
+                break
+            low = max(low, end)
+        placed.append((bar, min(low, max(0.05, 0.95 - height)), height))
+    traces: list[Figure] = []
+    for is_maintenance, name, colour in ((False, "Reserved", "blue"), (True, "Maintenance", "slate")):
+        mine = [one for one in placed if one[0].is_maintenance == is_maintenance]
+        if not mine:
+            continue
+        marker: Figure = {
+            "color": f"var(--sy-t-{colour})",
+            "line": {"color": _var(colour), "width": 1},
+        }
+        if is_maintenance:
+            marker["pattern"] = {"shape": "/", "fillmode": "overlay", "fgcolor": _var(colour), "size": 6}
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "base": [_local(bar.start_at) for bar, _, _ in mine],
+                "x": [(bar.end_at - bar.start_at).total_seconds() * 1000 for bar, _, _ in mine],
+                "y": [at_lane[bar.lane] + low + height / 2 for bar, low, height in mine],
+                "width": [height for _, _, height in mine],
+                "text": [plain_text(bar.label) for bar, _, _ in mine],
+                "textposition": "inside",
+                "insidetextanchor": "start",
+                "constraintext": "none",
+                "marker": marker,
+                "hovertemplate": "%{text}",
+            }
+        )
+    layout: Figure = {
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "xaxis": {
+            "type": "date",
+            "side": "top",
+            "tickformat": "%a %-d %b",
+            "range": [_local(since), _local(until)],
+        },
+        "yaxis": {
+            "range": [0, max(1, len(lanes))],
+            "tickvals": [at_lane[lane] + 0.5 for lane in lanes],
+            "ticktext": [plain_text(lane) for lane in lanes],
+            "showgrid": False,
+        },
+        "shapes": [
+            _now_line(now),
+            *(
+                {
+                    "type": "line",
+                    "x0": 0,
+                    "x1": 1,
+                    "xref": "paper",
+                    "y0": n,
+                    "y1": n,
+                    "line": {"color": "var(--sy-grid)", "width": 1},
+                }
+                for n in range(1, len(lanes))
+            ),
+        ],
+        "meta": {"small": {"xaxis": {"nticks": 4}, "margin": {"l": 36, "r": 8}}},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def plain_text(text: str) -> str:
+    """Text of people for a chart, whose renderer takes a few tags: it is given none."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def settlement_chart(

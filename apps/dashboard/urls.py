@@ -71,6 +71,7 @@ urlpatterns = [
     path("power/openadr/<int:connection_id>/delete/", openadr.delete, name="openadr-delete"),
     path("power/openadr/<int:connection_id>/accept/", openadr.accept, name="openadr-accept"),
     path("reservations/", reservations.reservations, name="reservations"),
+    path("reservations/slots/", reservations.find, name="slots"),
     path("reservations/new/", reservations.new_reservation, name="reservation-new"),
     path("reservations/<int:reservation_id>/", reservations.reservation, name="reservation"),
     path("reservations/<int:reservation_id>/cancel/", reservations.cancel, name="reservation-cancel"),

@@ -208,6 +208,15 @@ def accelerator_type_ids() -> dict[str, int]:
     return dict(AcceleratorType.objects.values_list("name", "id"))
 
 
+def kinds_of_nodes() -> tuple[dict[int, str], dict[int, int], dict[int, int]]:
+    """Names of the accelerator types by id; and by id of every node its type and its number of devices."""
+    names = dict(AcceleratorType.objects.values_list("id", "name"))
+    types, sizes = {}, {}
+    for node, kind, n_devices in Node.objects.values_list("id", "accelerator_type_id", "n_devices"):
+        types[node], sizes[node] = kind, n_devices
+    return names, types, sizes
+
+
 def cluster_rows() -> QuerySet[Cluster]:
     """All clusters with the number of their nodes."""
     return Cluster.objects.order_by("name")

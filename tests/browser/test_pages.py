@@ -39,6 +39,8 @@ def paths(site: Site) -> dict[str, str]:
         "openadr new": "/power/openadr/new/",
         "reservations": "/reservations/",
         "reservation new": "/reservations/new/",
+        "slots": f"/reservations/slots/?accelerator_type={f.nodes[0].accelerator_type.name}&n_devices=8&hours=2",
+        "what if": f"/jobs/{f.waiting.pk}/what-if/",
         "utilization": "/utilization/",
         "utilization of a month": f"/utilization/?month={timezone.localtime():%Y-%m}",
         "utilization wrong": "/utilization/?p=never",

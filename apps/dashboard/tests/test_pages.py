@@ -55,6 +55,7 @@ def addresses(facility: Facility) -> dict[str, str]:
             "node-map",
             "node-list",
             "reservations",
+            "slots",
         ),
         *("quotas", "passes", "passes-list", "policy", "audit", "me", "search"),
         *("power", "power-figures", "power-tree", "power-events-part", "chart-load"),
@@ -854,3 +855,52 @@ def test_a_way_is_shown_applied_once_and_void_when_the_job_changed(facility: Fac
     assert (changed.spec["replicas"], changed.spec["flexibility"]) == (3, 4)
     again = client.post(f"{page}apply/", {"way": token}, follow=True)  # it was worked out for another request
     assert [message.level_tag for message in again.context["messages"]] == ["success", "error"]
+
+
+# Reservations ------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_found_and_its_form_is_filled(facility: Facility) -> None:
+    kind = facility.nodes[0].accelerator_type.name
+    client = signed_in(facility.operator)
+    answer = client.get("/reservations/slots/", {"accelerator_type": kind, "n_devices": "8", "hours": "2"})
+    assert answer.status_code == 200
+    offers = answer.context["found"].offers
+    assert len(offers) == 3
+    link = re.search(r'href="(/reservations/new/\?[^"]+)"', answer.content.decode())
+    assert link is not None
+    form = client.get(link[1].replace("&amp;", "&")).content.decode()
+    assert 'name="n_devices" type="text" value="8"' in form
+    assert "is-invalid" not in form
+    assert 'class="error"' not in form
+    viewer = signed_in(facility.viewer).get(
+        "/reservations/slots/", {"accelerator_type": kind, "n_devices": "8", "hours": "2"}
+    )
+    assert "Reserve this" not in viewer.content.decode()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n_devices": "-1"}, {"hours": "nan"}, {"accelerator_type": "no"}, {"latest": "2020-01-01T00:00"}],
+)
+def test_a_slot_that_makes_no_sense_is_answered_beside_the_form(
+    facility: Facility, wrong: dict[str, str]
+) -> None:
+    said = {
+        "accelerator_type": facility.nodes[0].accelerator_type.name,
+        "n_devices": "8",
+        "hours": "2",
+        **wrong,
+    }
+    answer = signed_in(facility.viewer).get("/reservations/slots/", said)
+    assert answer.status_code == 400
+    assert "found" not in answer.context
+
+
+def test_the_chart_of_promises_is_one_that_plotly_knows_and_holds_no_markup(facility: Facility) -> None:
+    figure = signed_in(facility.viewer).get("/reservations/").context["gantt"]
+    text = re.sub(r"var\(--[\w-]+\)", "#123456", json.dumps(figure))
+    go.Figure(**json.loads(text))
+    assert "<" not in text
+    bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
+    assert sum(len(trace["y"]) for trace in bars) > 0

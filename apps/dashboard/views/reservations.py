@@ -16,12 +16,15 @@ from django.views.decorators.http import require_GET, require_POST
 
 from apps.core import clock
 from apps.core.errors import DomainError, Forbidden, NotFound
+from apps.dashboard import charts
 from apps.dashboard.views.common import act, page, viewer_of
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.reservations import selectors, services
 from apps.reservations.models import Reservation
-from apps.teams import policies
+from apps.reservations.slots import Ask
+from apps.scheduling import slots
+from apps.teams import policies, throttles
 from apps.teams import selectors as teams
 
 _SPANS: Final = {"3": timedelta(days=3), "14": timedelta(days=14), "30": timedelta(days=30)}
@@ -74,8 +77,98 @@ def reservations(request: HttpRequest) -> HttpResponse:
     span = span if span in _SPANS else "14"
     found = selectors.reservation_rows(viewer, ends_after=at, starts_before=at + _SPANS[span])
     rows = [_row(one, at) for one in found.filter(cancelled_at=None)[:_MOST]]
-    context = {"rows": rows, "span": span, "spans": list(_SPANS), "may_operate": policies.may_operate(viewer)}
+    context = {
+        "rows": rows,
+        "span": span,
+        "spans": list(_SPANS),
+        "may_operate": policies.may_operate(viewer),
+        "gantt": _gantt(at, at + _SPANS[span]) if rows else None,
+    }
     return render(request, "dashboard/pages/reservations.html", context)
+
+
+def _gantt(begin_at: datetime, end_at: datetime) -> dict[str, Any]:
+    """C6: a lane for each accelerator type; a bar is as high as its share of the type's devices."""
+    names, types, sizes = inventory.kinds_of_nodes()
+    capacity: dict[int, int] = {}
+    for node, kind in types.items():
+        capacity[kind] = capacity.get(kind, 0) + sizes[node]
+    bars = []
+    for one in selectors.windows(begin_at, end_at):
+        shares: dict[int, int] = {}
+        for node in one.node_ids:
+            shares[types[node]] = shares.get(types[node], 0) + sizes[node]
+        if one.accelerator_type_id is not None:
+            shares[one.accelerator_type_id] = one.n_devices or 0
+        for kind, n_devices in shares.items():
+            bars.append(
+                charts.Promise(
+                    lane=names[kind],
+                    label=one.name,
+                    start_at=max(one.starts_at, begin_at),
+                    end_at=min(one.ends_at, end_at),
+                    share=min(1.0, n_devices / capacity[kind]) if capacity.get(kind) else 0.0,
+                    is_maintenance=not one.team_ids,
+                )
+            )
+    lanes = [names[kind] for kind in sorted(capacity, key=lambda kind: names[kind])]
+    return charts.promises_chart(bars, lanes, since=begin_at, until=end_at, now=begin_at)
+
+
+class SlotForm(forms.Form):
+    """What is looked for; times are in the site's zone."""
+
+    accelerator_type = forms.CharField(max_length=120, label="Device type")
+    n_devices = forms.IntegerField(min_value=1, max_value=1_000_000, label="Devices")
+    hours = forms.FloatField(min_value=0.25, max_value=2208, label="For how many hours")
+    within = forms.ChoiceField(
+        choices=[("", "anywhere"), ("leaf", "one leaf"), ("spine", "one spine group")], required=False
+    )
+    earliest = forms.DateTimeField(required=False, label="Not before")
+    latest = forms.DateTimeField(required=False, label="Over by")
+
+
+@page
+@require_GET
+def find(request: HttpRequest) -> HttpResponse:
+    """The slot finder: a question in the address, three offers below it."""
+    viewer, at = viewer_of(request), clock.now()
+    kinds = inventory.accelerator_type_names()
+    form = SlotForm(request.GET if request.GET else None)
+    context: dict[str, Any] = {
+        "form": form,
+        "kinds": kinds,
+        "may_operate": policies.may_operate(viewer),
+    }
+    status = 200
+    if request.GET:
+        if form.is_valid():
+            said = form.cleaned_data
+            earliest = said["earliest"] or at
+            try:
+                if wait_s := throttles.take_preview(viewer.pk, at):
+                    context["errors"] = [f"Too many looks ahead; try again in {throttles.in_words(wait_s)}."]
+                else:
+                    ask = Ask(
+                        said["accelerator_type"],
+                        said["n_devices"],
+                        timedelta(hours=said["hours"]),
+                        earliest,
+                        said["latest"] or max(earliest, at) + timedelta(days=14, hours=said["hours"]),
+                        said["within"],
+                    )
+                    context |= {"found": slots.offers(ask, at=at), "ask": ask}
+            except DomainError as refusal:
+                context["errors"] = [refusal.message, *(_fault(one) for one in refusal.errors)]
+                status = 400
+        else:
+            status = 400
+    return render(request, "dashboard/pages/slots.html", context, status=status)
+
+
+def _fault(one: Mapping[str, Any]) -> str:
+    label = {"lasts": "For how many hours", "latest_end_at": "Over by", "n_devices": "Devices"}
+    return f"{label.get(str(one['path']), one['path'])}: {one['message']}"
 
 
 @page
@@ -114,8 +207,16 @@ class ReservationForm(forms.Form):
     is_strict = forms.BooleanField(required=False)
     reason = forms.CharField(required=False, max_length=500)
 
-    def __init__(self, data: Mapping[str, Any] | None = None, *, team_names: list[str]) -> None:
-        super().__init__(data)
+    def __init__(
+        self,
+        data: Mapping[str, Any] | None = None,
+        *,
+        team_names: list[str],
+        initial: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            data, initial={key: value for key, value in (initial or {}).items() if key != "teams"}
+        )
         self.fields["teams"].choices = [(name, name) for name in team_names]  # type: ignore[attr-defined]
 
 
@@ -126,7 +227,10 @@ def new_reservation(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied("Only operators make reservations.")
     names = [team.name for team in teams.teams_visible_to(viewer).order_by("name")]
     errors: list[str] = []
-    form = ReservationForm(request.POST if request.method == "POST" else None, team_names=names)
+    # What the slot finder found stands in the address.
+    form = ReservationForm(
+        request.POST if request.method == "POST" else None, team_names=names, initial=request.GET.dict()
+    )
     if request.method == "POST" and form.is_valid():
         chosen = form.cleaned_data
         try:
