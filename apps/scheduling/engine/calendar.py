@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -14,6 +14,7 @@ from apps.scheduling.engine.facts import (
     NONE,
     Booking,
     BoolArray,
+    CapChange,
     FloatArray,
     Gang,
     IntArray,
@@ -174,6 +175,46 @@ class Held:
     bookings: tuple[int, ...]
     end_s: float
     position: int  # of its charge in what comes; NONE: it is tried, and not there
+    turns: tuple["Turn", ...] = ()  # how far it draws less, or more, later on
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """In [start_s, end_s) running work draws so much more (or less, below 0) than it does now."""
+
+    position: int  # of that charge in what comes
+    start_s: float
+    end_s: float
+
+
+class LimitSteps:
+    """When limits are known to change, and by how much: (s,) in order of time."""
+
+    def __init__(self, frame: Frame, snapshot: Snapshot) -> None:
+        position = {d: i for i, d in enumerate(frame.limited.tolist())}
+        now_uw = {d: frame.limit_uw(d, frame.domains[d].limit_w) for d in position}
+        changes = [c for c in snapshot.limit_changes if c.at_s > snapshot.now_s and c.domain in position]
+        rows: list[tuple[float, int, int]] = []
+        for change in sorted(changes, key=lambda c: c.at_s):
+            then_uw = frame.limit_uw(change.domain, change.limit_w)
+            if then_uw != now_uw[change.domain]:
+                rows.append((change.at_s, position[change.domain], then_uw - now_uw[change.domain]))
+                now_uw[change.domain] = then_uw
+        times, limits, steps_uw = zip(*rows, strict=True) if rows else ((), (), ())
+        self.times: FloatArray = np.array(times, dtype=np.float64)
+        self.limits: IntArray = np.array(limits, dtype=np.int64)
+        self.steps_uw: IntArray = np.array(steps_uw, dtype=np.int64)
+
+    @property
+    def falls_s(self) -> list[float]:
+        """Instants at which some limit falls."""
+        found: list[float] = np.unique(self.times[self.steps_uw < 0]).tolist()
+        return found
+
+    def apply(self, head: IntArray, until_s: float) -> None:
+        """Change what is left under each limit, as it is now, into what it is then."""
+        n = int(np.searchsorted(self.times, until_s, side="right"))
+        np.add.at(head, self.limits[:n], self.steps_uw[:n])
 
 
 _Charged = tuple[Placing, Shape, tuple[int, bool, float], Charge]
@@ -201,8 +242,8 @@ def _charges_of(frame: Frame, tree: QuotaTree, running: Sequence[Running]) -> li
 class Calendar:
     """The present state, and how it changes by itself.
 
-    A pinch is the state at an instant at which something new is taken: the start of a promise or of a booking. What
-    starts now and lasts beyond a pinch must fit at the pinch too; between pinches things only get freer.
+    A pinch is the state at an instant at which something new is taken: the start of a promise or of a booking, the
+    fall of a limit, or work that draws more from then on. What starts now and lasts beyond a pinch must fit at the pinch too; between pinches things only get freer.
     """
 
     def __init__(self, frame: Frame, tree: QuotaTree, snapshot: Snapshot) -> None:
@@ -220,6 +261,7 @@ class Calendar:
         self._teams_of_booking = [self._with_descendants(b.teams) for b in self.bookings]
         self._coming = _Coming()
         self._pool = Pool(frame, tree, self.now)
+        self.limit_steps = LimitSteps(frame, snapshot)
         self.held: dict[int, Held] = {}  # by job: what running work holds, and until when
         self.pinches: list[State] = []
         self._pinch_at_s: list[float] = []
@@ -237,6 +279,7 @@ class Calendar:
                 self._coming.at(end_s, -1, position)
             self.held[running.gang.id] = Held(charge, allowed, end_s, position)
         n = len(charges)
+        rises_s = self._take_turns(snapshot)
         self._charge(range(n), [0] * n, [1] * n, 1)
         self._pool.changed()
         self.booked_nodes: list[IntArray] = []
@@ -244,6 +287,9 @@ class Calendar:
             self.booked_nodes.append(np.zeros(frame.n_nodes, dtype=np.int64))
             if b.start_s > self.now_s:
                 self._pinch(b.start_s)
+        self._falls_s = sorted({*rises_s, *self.limit_steps.falls_s})
+        for at_s in self._falls_s:
+            self._pinch(at_s)
         for i, b in enumerate(self.bookings):
             self.booked_nodes[i] = self._resolve(i, b, snapshot)
         if self.bookings:
@@ -252,6 +298,35 @@ class Calendar:
                     held.bookings = self._coming.bookings[held.position] = self._met_by(
                         held.charge, held.bookings
                     )
+
+    def _take_turns(self, snapshot: Snapshot) -> list[float]:
+        """Count on what running work will draw less, or more; the instants at which some draws more than before."""
+        by_job: dict[int, list[CapChange]] = {}
+        for change in sorted(snapshot.cap_changes, key=lambda c: c.at_s):
+            if change.at_s > self.now_s and change.job_id in self.held:
+                by_job.setdefault(change.job_id, []).append(change)
+        rises_s: list[float] = []
+        for running in snapshot.running if by_job else ():
+            changes = by_job.get(running.gang.id, ())
+            held = self.held[running.gang.id]
+            turns, before = [], held.charge.draw
+            for i, change in enumerate(changes):
+                if change.at_s >= held.end_s or not running.placing:
+                    break
+                end_s = min(changes[i + 1].at_s, held.end_s) if i + 1 < len(changes) else held.end_s
+                kind = self.frame.kinds[int(self.frame.kind[running.placing[0].node])]
+                drawing = under_cap(running.gang, kind, change.cap)
+                draw = charge_of(self.frame, self.tree, drawing, running.placing).draw
+                if (draw > before).any():
+                    rises_s.append(change.at_s)
+                before = draw
+                position = self._coming.add(_drawing_alone(held.charge, draw - held.charge.draw), ())
+                self._coming.at(change.at_s, 1, position)
+                if end_s != inf:
+                    self._coming.at(end_s, -1, position)
+                turns.append(Turn(position, change.at_s, end_s))
+            held.turns = tuple(turns)
+        return rises_s
 
     # -- bookings ---------------------------------------------------------------------------------------------------
 
@@ -355,6 +430,7 @@ class Calendar:
     def _at(self, at_s: float) -> State:
         state = self.now.copy(at_s)
         self._advance(state, 0, self._nothing, BIG, at_s, 0)
+        self.limit_steps.apply(state.head, at_s)
         return state
 
     def _advance(
@@ -502,9 +578,13 @@ class Calendar:
         return BIG if most >= BIG else most - self._pool.most_used(n, account, column)
 
     def without_promises(self, until_s: float) -> list[State]:
-        """Now, and the start of every booking before until_s, as if nothing had been promised."""
+        """Now, and every later instant before until_s at which a booking starts, a limit falls or running work draws
+        more: as if nothing had been promised."""
         states = [self.now]
-        for start_s in sorted({b.start_s for b in self.bookings if self.now_s < b.start_s < until_s}):
+        falls_s = {at_s for at_s in self._falls_s if at_s < until_s}
+        for start_s in sorted(
+            {b.start_s for b in self.bookings if self.now_s < b.start_s < until_s} | falls_s
+        ):
             if start_s not in self._unpromised:
                 state = self._unpromised[start_s] = self.now.copy(start_s)
                 coming = self._coming
@@ -513,6 +593,7 @@ class Calendar:
                         break
                     if c not in self._promised:
                         state.charge(self.frame, self.tree, coming.charges[c], int(sign), coming.bookings[c])
+                self.limit_steps.apply(state.head, start_s)
             states.append(self._unpromised[start_s])
         return states
 
@@ -534,6 +615,11 @@ class Calendar:
             # The first state is now, and the pinches follow.
             ends = [1 + bisect_left(self._pinch_at_s, held.end_s) for held in charged]
             self._charge([held.position for held in charged], [0] * len(charged), ends, sign)
+            turns = [turn for held in charged for turn in held.turns]
+            if turns:
+                low = [1 + bisect_left(self._pinch_at_s, turn.start_s) for turn in turns]
+                high = [1 + bisect_left(self._pinch_at_s, turn.end_s) for turn in turns]
+                self._charge([turn.position for turn in turns], low, high, sign)
         for held in some:
             if held.position == NONE:
                 for state in [self.now, *self.pinches[: bisect_left(self._pinch_at_s, held.end_s)]]:
@@ -576,6 +662,8 @@ class Calendar:
         self.lift([held])
         if held.end_s != inf:
             self._coming.remove(held.position)
+        for turn in held.turns:
+            self._coming.remove(turn.position)
 
     def take_back(self, gang: Gang, held: Held) -> bool:
         """Let dropped work hold again what it held, if nobody has taken it, or counts on it, meanwhile."""
@@ -591,6 +679,10 @@ class Calendar:
             return False
         if held.end_s != inf:
             self._coming.at(held.end_s, -1, held.position)
+        for turn in held.turns:
+            self._coming.at(turn.start_s, 1, turn.position)
+            if turn.end_s != inf:
+                self._coming.at(turn.end_s, -1, turn.position)
         self.held[gang.id] = held
         return True
 
@@ -691,6 +783,7 @@ class Calendar:
             (tree.parents, tree.subtree, tree.kept, tree.borrow),
             search.pinch_times, self._pool.rows(), self._pool.uses, search.may_use, search.level, search.n_level,
             search.ask, search.quota, search.duration_s, frame.n_limit_trees == 1,
+            (self.limit_steps.times, self.limit_steps.limits, self.limit_steps.steps_uw, search.n_stepped),
         )  # fmt: skip
         if at_s == inf:
             return False
@@ -716,7 +809,7 @@ class Calendar:
         Gangs of several groups, and those without devices, are looked at every instant.
         """
         ends = {b.end_s for b in self.bookings}
-        times = sorted(t for t in {*marks, *ends} if self.now_s < t < inf)
+        times = sorted(t for t in {*marks, *ends, *self.limit_steps.times.tolist()} if self.now_s < t < inf)
         asks = gang.shape.asks
         ask = asks[0]
         level, n_level = self.frame.level["leaf"], 0
@@ -768,6 +861,20 @@ class Search:
     i: int = 0
     m: int = 0
     booked: int = 0
+    n_stepped: IntArray = field(
+        default_factory=lambda: np.zeros(1, dtype=np.int64)
+    )  # limits that have changed
+
+
+def _drawing_alone(charge: Charge, draw: IntArray) -> Charge:
+    """A charge of watts alone, on the same nodes."""
+    nothing = np.zeros(0, dtype=np.int64)
+    none = np.zeros_like(charge.whole)
+    return replace(
+        charge,
+        whole=none, unnamed=none, cpu=none, mem=none, draw=draw, devices=nothing, taken=nothing, team=NONE,
+        kinds=nothing, steps=nothing,
+    )  # fmt: skip
 
 
 def _overlap(a: Booking, b: Booking) -> bool:

@@ -323,7 +323,10 @@ class Explainer:
 
     def _words(self, gang: Gang, code: str) -> tuple[str, dict[str, Any]]:
         said: tuple[str, dict[str, Any]]
-        if code in ("priority", "reservation"):  # each job's own
+        is_own = code in ("priority", "reservation") or (
+            code == "power" and bool(len(self.walk.calendar.limit_steps.times))
+        )
+        if is_own:  # each job's own
             said = getattr(self, f"_say_{code}")(gang)
             return said
         key = (code, id(gang.shape), self.walk.tree.account(gang), gang.datasets)
@@ -481,6 +484,8 @@ class Explainer:
             )
         above = self._above[id(mask)]
         short = above[head[above] < need_uw]
+        if not len(short) and (ahead := self._falls_ahead(gang, above, need_uw)) is not None:
+            return ahead
         short = short if len(short) else above
         # The highest domain that is short names the trouble best: everything below it is short for the same reason.
         worst = int(short[np.lexsort((short, head[short], -frame.n_under[short]))[0]])
@@ -488,7 +493,69 @@ class Explainer:
         left_w = max(0.0, int(head[worst]) / 1e6)
         facts = {"domain": domain.name, "kind": domain.kind, "need_w": need_uw / 1e6, "headroom_w": left_w}
         least = "at least " if caps else ""
-        return f"{domain.name} has {_watts(left_w)} left; it needs {least}{_watts(need_uw / 1e6)}.", facts
+        sentence = f"{domain.name} has {_watts(left_w)} left; it needs {least}{_watts(need_uw / 1e6)}."
+        rise = self._next_rise(worst)
+        if rise is not None:
+            at_s, limit_w = rise
+            facts |= {"rises_s": at_s, "rises_to_w": None if limit_w == inf else limit_w}
+            to = "ends" if limit_w == inf else f"rises to {_watts(limit_w)}"
+            sentence += f" Its limit {to} in {_duration(at_s - walk.now_s)}."
+        return sentence, facts
+
+    def _falls_ahead(self, gang: Gang, above: IntArray, need_uw: int) -> tuple[str, dict[str, Any]] | None:
+        """Where there is enough now: the first limit that falls too low before the job would end; None: none does."""
+        walk, frame = self.walk, self.walk.frame
+        until_s = walk.now_s + max((walk.duration_s(gang, k) for k in walk.kinds(gang.shape)), default=0.0)
+        falls_s = set(walk.calendar.limit_steps.falls_s)
+        for state in walk.calendar.pinches:
+            if state.at_s >= until_s:
+                break
+            short = above[state.head[above] < need_uw] if state.at_s in falls_s else above[:0]
+            if not len(short):
+                continue
+            worst = int(short[np.lexsort((short, state.head[short], -frame.n_under[short]))[0]])
+            domain = frame.domains[int(frame.limited[worst])]
+            left_w, in_s = max(0.0, int(state.head[worst]) / 1e6), state.at_s - walk.now_s
+            limit_w = self._limit_at(int(frame.limited[worst]), state.at_s)
+            facts = {
+                "domain": domain.name,
+                "kind": domain.kind,
+                "need_w": need_uw / 1e6,
+                "headroom_w": left_w,
+                "falls_s": state.at_s,
+                "falls_to_w": limit_w,
+            }
+            runs = (
+                "it declares no limit" if until_s == inf else f"it may run {_duration(until_s - walk.now_s)}"
+            )
+            sentence = (
+                f"The limit of {domain.name} falls to {_watts(limit_w)} in {_duration(in_s)}, which leaves"
+                f" {_watts(left_w)}; it needs {_watts(need_uw / 1e6)}, and {runs}."
+            )
+            rise = self._next_rise(worst, state.at_s)
+            if rise is not None:
+                facts["rises_s"] = rise[0]
+                sentence += f" It rises again in {_duration(rise[0] - walk.now_s)}."
+            return sentence, facts
+        return None
+
+    def _limit_at(self, domain: int, at_s: float) -> float:
+        """The limit of a domain then, as it is set."""
+        known = [c for c in self.walk.snapshot.limit_changes if c.domain == domain and c.at_s <= at_s]
+        last = max(known, key=lambda c: c.at_s, default=None)
+        return self.walk.frame.domains[domain].limit_w if last is None else last.limit_w
+
+    def _next_rise(self, limit: int, after_s: float = -inf) -> tuple[float, float] | None:
+        """When a limit is next higher than now (or than at an instant), and how high; None: it stays, or falls."""
+        domain = int(self.walk.frame.limited[limit])
+        start_s = max(after_s, self.walk.now_s)
+        now_w = self._limit_at(domain, start_s)
+        rises = [
+            (c.at_s, c.limit_w)
+            for c in self.walk.snapshot.limit_changes
+            if c.domain == domain and c.at_s > start_s and c.limit_w > now_w
+        ]
+        return min(rises, default=None)
 
     def _say_reservation(self, gang: Gang) -> tuple[str, dict[str, Any]]:
         walk = self.walk

@@ -280,11 +280,20 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class LimitChange:
-    """A power limit that is known to change."""
+    """A power limit that is known to change; what is in force already stands in `Domain.limit_w`."""
 
     at_s: float
     domain: int
     limit_w: float  # as `Domain.limit_w`; inf: none
+
+
+@dataclass(frozen=True, slots=True)
+class CapChange:
+    """Running work that is known to draw less, or more, from an instant on: an event is committed to, or ends."""
+
+    at_s: float
+    job_id: int
+    cap: float  # share of TDP; 0: it draws no more than devices at rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +318,7 @@ class Snapshot:
     datasets: tuple[Dataset, ...] = ()
     staging_gib_per_s: float = 1.0  # rate of one transfer
     limit_changes: tuple[LimitChange, ...] = ()
+    cap_changes: tuple[CapChange, ...] = ()
     history_s: tuple[float, ...] = ()  # by `Gang.history`: whole run time to expect; inf: nothing is known
 
 

@@ -1,6 +1,7 @@
 """What can be said of a facility once and for all: which nodes lie under which domain, and whose limits they meet."""
 
 from functools import cached_property
+from math import inf
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,23 +27,34 @@ def tree_of(kind: str) -> str:
     return _TREE_OF.get(kind, "power")
 
 
-_FRAMES: WeakKeyDictionary[Facility, "Frame"] = WeakKeyDictionary()
+_FRAMES: WeakKeyDictionary[Facility, dict[frozenset[int], "Frame"]] = WeakKeyDictionary()
+_NONE: frozenset[int] = frozenset()
+_MOST_W = 1e12  # a limit beyond that is none
 
 
-def frame_of(facility: Facility) -> "Frame":
-    """The frame of this facility; made once per Facility object."""
-    frame = _FRAMES.get(facility)
-    if frame is None:
-        frame = _FRAMES[facility] = Frame(facility)
-    return frame
+def frame_of(facility: Facility, later: frozenset[int] = _NONE) -> "Frame":
+    """The frame of this facility; made once per Facility object.
+
+    Args:
+        later: Positions of domains that have a limit later on, whether or not they have one now.
+    """
+    later = frozenset(d for d in later if facility.domains[d].limit_w == inf)
+    frames = _FRAMES.setdefault(facility, {})
+    if later not in frames:
+        if len(frames) > 1:  # what comes is another each hour; the facility as it is now stays
+            for key in [key for key in frames if key]:
+                del frames[key]
+        frames[later] = Frame(facility, later)
+    return frames[later]
 
 
 class Frame:
     """Derived arrays of a Facility. n: nodes, l: domains with a limit."""
 
-    def __init__(self, facility: Facility) -> None:
+    def __init__(self, facility: Facility, later: frozenset[int] = _NONE) -> None:
         # No reference back to the facility: the frame must not keep its own key alive.
         self.kinds, self.domains = facility.kinds, facility.domains
+        self._limited_later = later
         self.node_name = facility.node_name
         self.n_nodes = facility.n_nodes
         self.kind: IntArray = facility.kind
@@ -114,7 +126,7 @@ class Frame:
             if domain not in memo:
                 above, at = [], domain
                 while at != NONE:
-                    if self.domains[at].limit_w != np.inf:
+                    if self.domains[at].limit_w != inf or at in self._limited_later:
                         above.append(limited.setdefault(at, len(limited)))
                     top, at = at, self.domains[at].parent
                 for position in above:
@@ -142,14 +154,19 @@ class Frame:
         self.rest = micro(rest_w)
         headroom = np.full(n_limited + 1, BIG, dtype=np.int64)
         if n_limited:
-            limits = [min(max(self.domains[d].it_limit_w, -1e12), 1e12) for d in self.limited.tolist()]
-            headroom[:n_limited] = micro(np.array(limits))
+            headroom[:n_limited] = [self.limit_uw(d, self.domains[d].limit_w) for d in self.limited.tolist()]
             for column in range(width):
                 np.subtract.at(headroom, self.paths[:, column], self.rest)
             headroom[n_limited] = BIG
         self.headroom: IntArray = headroom
         # Two halls that share no site are one forest: no node hangs under both.
         self.n_limit_trees = len({tree_of(self.domains[top].kind) for top in roots.values()})
+
+    def limit_uw(self, domain: int, limit_w: float) -> int:
+        """A limit of a domain, as `Domain.limit_w`, in microwatts of IT load."""
+        of = self.domains[domain]
+        it_w = (limit_w - of.overhead_fixed_w) / of.overhead_k
+        return int(micro(min(max(it_w, -_MOST_W), _MOST_W)))
 
     @cached_property
     def has_limits(self) -> bool:

@@ -871,6 +871,7 @@ def seek(
     quota: tuple[int, int, int],
     duration_s: float,
     is_one_tree: bool,
+    steps_of_limits: tuple[FloatArray, IntArray, IntArray, IntArray],
 ) -> tuple[int, int, float]:
     """Move a state on to the next instant (a change, or a mark) at which a gang of one group might fit through its
     whole window, bookings aside. Return the next positions in the timeline and in the marks, and the instant; infinity
@@ -884,8 +885,11 @@ def seek(
         level: (n,) domain of each node of the kind it requires; n_level 0: none is required.
         ask: (whole devices, fraction, cpu, memory, draw, replicas), millionths.
         quota: (team, kind, millionths); team -1: not limited.
+        steps_of_limits: (times, limits, microwatts) by which limits change, in order of time; and in an array of one
+            how many of them the state has seen, changed in place. Their times are marks.
     """
     times, signs, which = timeline
+    step_times, step_limits, step_uw, n_stepped = steps_of_limits
     whole, dev, cpu, mem, head, use = state
     node_of_device, paths, nodes, offset = frame
     parents, subtree, kept, borrow = tree
@@ -909,6 +913,9 @@ def seek(
                 block[8], block[9], block[10], block[11], block[12], whole, dev, cpu, mem, head, use, node_of_device,
                 paths, parents, kept, may_use, -(2**62), next_s, 0,
             )  # fmt: skip
+        while n_stepped[0] < len(step_times) and step_times[n_stepped[0]] <= next_s:
+            head[step_limits[n_stepped[0]]] += step_uw[n_stepped[0]]
+            n_stepped[0] += 1
         if team >= 0 and quota_available(use, team, quota_kind, parents, subtree, kept, borrow) < quota_steps:
             continue
         for part in range(2):

@@ -131,7 +131,8 @@ class Pass:
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.snapshot, self.policy = snapshot, policy
-        self.frame: Frame = frame_of(snapshot.facility)
+        later = frozenset(change.domain for change in snapshot.limit_changes if change.limit_w != inf)
+        self.frame: Frame = frame_of(snapshot.facility, later)
         rights = (snapshot.teams, snapshot.members) if snapshot.quota_is_checked else ((), ())
         self.tree = QuotaTree(rights[0], len(self.frame.kinds), rights[1])
         self.calendar = Calendar(self.frame, self.tree, snapshot)
@@ -279,6 +280,9 @@ class Pass:
                     self.boundary_s = min(self.boundary_s, at_s)
         for reserve in self.reserves:
             self.boundary_s = min(self.boundary_s, reserve.start_s)
+        for change in (*self.snapshot.limit_changes, *self.snapshot.cap_changes):
+            if change.at_s > self.now_s:
+                self.boundary_s = min(self.boundary_s, change.at_s)
         return Plan(
             tuple(self.starts),
             tuple(self.waits),

@@ -11,10 +11,12 @@ from apps.scheduling.engine.facts import (
     NONE,
     Ask,
     Booking,
+    CapChange,
     Domain,
     Facility,
     Gang,
     Kind,
+    LimitChange,
     Member,
     Running,
     Shape,
@@ -134,6 +136,7 @@ def scenes(draw: st.DrawFn, *, with_running: bool = True) -> Snapshot:
         members=members,
         bookings=tuple(bookings),
         quota_is_checked=bool(teams),
+        limit_changes=tuple(draw(st.lists(_limit_change(where), max_size=3))),
     )
     if not with_running:
         return scene
@@ -157,7 +160,36 @@ def _after_a_pass(draw: st.DrawFn, scene: Snapshot) -> Snapshot:
     rest = [g for g in scene.queue if g.id not in started]
     n_new = draw(st.integers(0, 6))
     rest += [draw(_gang(100 + i, len(scene.teams), len(scene.bookings))) for i in range(n_new)]
-    return replace(scene, now_s=now_s, running=running, queue=tuple(rest))
+    changes: list[CapChange] = []
+    for one in running[: draw(st.integers(0, 2))]:
+        changes.append(CapChange(draw(st.sampled_from([8.0, 40.0])), one.gang.id, draw(_CAPS)))
+        if draw(st.booleans()):
+            changes.append(CapChange(90.0, one.gang.id, draw(_CAPS)))
+    held_down = {change.job_id for change in changes} if draw(st.booleans()) else set()
+    running = tuple(replace(one, cap=0.5) if one.gang.id in held_down else one for one in running)
+    limits = tuple(change for change in scene.limit_changes if change.at_s > now_s)
+    return replace(
+        scene,
+        now_s=now_s,
+        running=running,
+        queue=tuple(rest),
+        limit_changes=limits,
+        cap_changes=tuple(change for change in changes if change.at_s > now_s),
+    )
+
+
+_CAPS = st.sampled_from([0.0, 0.5, 0.75, 1.0])
+
+
+@st.composite
+def _limit_change(draw: st.DrawFn, where: Facility) -> LimitChange:
+    """Of any domain through which power flows, whether or not it has a limit now."""
+    domains = [i for i, domain in enumerate(where.domains) if domain.kind in ("hall", "rack")]
+    at_s, limit_w = draw(st.sampled_from([3.0, 8.0, 40.0, 100.0])), draw(st.sampled_from(_LATER_W))
+    return LimitChange(at_s, draw(st.sampled_from(domains)), limit_w)
+
+
+_LATER_W = [500.0, 1000.0, 2500.0, 6000.0, inf]
 
 
 _TEAMS = (

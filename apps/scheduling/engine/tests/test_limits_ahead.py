@@ -1,0 +1,151 @@
+"""Limits that are known to change, and work that is known to draw less: numbers of the design notes on power."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from apps.scheduling.engine.checker import check
+from apps.scheduling.engine.facts import CapChange, Kind, LimitChange, Plan, Policy, Snapshot
+from apps.scheduling.engine.planner import plan
+from apps.scheduling.engine.tests.scenes import facility, gang, holds, snapshot
+
+# TDP 700 W, idle 100 W; hosts at rest draw 2,000 W: a node draws 2.8 kW at rest and 7.6 kW under load.
+CAPS = ((600 / 700, 0.93), (500 / 700, 0.84), (400 / 700, 0.70), (300 / 700, 0.50))
+KINDS = (Kind(1, "H", 80.0, 700.0, 100.0, 1.0, CAPS),)
+HALL = 1  # its position among the domains
+ALL = tuple(range(8))
+
+
+def hall(n_nodes: int, limit_w: float):
+    where = facility(leaves=[[0] * n_nodes], kinds=KINDS, limits_w={"hall": limit_w})
+    return replace(where, idle_w=where.idle_w + 2000.0)
+
+
+def decide(scene: Snapshot, policy: Policy | None = None) -> Plan:
+    policy = policy or Policy()
+    decided = plan(scene, policy)
+    assert check(scene, decided, policy) == ()
+    return decided
+
+
+def test_a_job_that_would_run_into_a_lower_limit_waits_and_a_shorter_one_starts():
+    # At rest 5.6 kW; from 100 s on 1.2 kW are left above that.
+    where = hall(2, 20_000.0)
+    long, short = gang(1, 1, 8, limit_s=101.0), gang(2, 1, 8, limit_s=100.0)
+    scene = snapshot(where, long, short, limit_changes=(LimitChange(100.0, HALL, 6_800.0),))
+
+    decided = decide(scene)
+
+    assert [start.job_id for start in decided.starts] == [2]
+    (wait,) = decided.waits
+    assert wait.code == "power"
+    assert wait.facts["falls_s"] == 100.0
+    assert wait.sentence == (
+        "The limit of hall falls to 6.8 kW in 1 min 40 s, which leaves 1.2 kW; it needs 4.8 kW, and it may run"
+        " 1 min 41 s."
+    )
+
+
+def test_the_waiting_job_is_promised_the_instant_at_which_the_limit_rises():
+    where = hall(2, 6_800.0)
+    scene = snapshot(where, gang(1, 1, 8), limit_changes=(LimitChange(3_600.0, HALL, 20_000.0),))
+
+    decided = decide(scene)
+
+    assert [(reserve.job_id, reserve.start_s) for reserve in decided.reserves] == [(1, 3_600.0)]
+    (wait,) = decided.waits
+    assert wait.expected_start_s == 3_600.0
+    assert wait.sentence == "hall has 1.2 kW left; it needs 4.8 kW. Its limit rises to 20.0 kW in 1 h."
+    assert decided.next_boundary_s == 3_600.0
+
+
+def test_it_waits_for_the_rise_that_lasts_long_enough():
+    where = hall(2, 6_800.0)
+    steps = ((1_000.0, 20_000.0), (1_050.0, 6_800.0), (2_000.0, 20_000.0))
+    changes = tuple(LimitChange(at_s, HALL, limit_w) for at_s, limit_w in steps)
+
+    decided = decide(
+        snapshot(where, gang(1, 1, 8, limit_s=51.0), gang(2, 1, 8, limit_s=50.0), limit_changes=changes)
+    )
+
+    assert {reserve.job_id: reserve.start_s for reserve in decided.reserves} == {1: 2_000.0, 2: 1_000.0}
+
+
+@pytest.mark.parametrize(("tier", "cap_w"), [(0, None), (1, None), (2, 500), (3, 500)])
+def test_a_job_whose_tier_bears_it_starts_under_the_cap_that_fits_through_its_run(tier, cap_w):
+    where = hall(1, 20_000.0)
+    scene = snapshot(where, gang(1, 1, 8, tier=tier), limit_changes=(LimitChange(50.0, HALL, 6_000.0),))
+
+    starts = decide(scene).starts
+
+    assert [round(700 * start.cap) for start in starts] == ([] if cap_w is None else [cap_w])
+
+
+def test_a_domain_without_a_limit_now_may_have_one_later():
+    where = hall(2, inf)
+    scene = snapshot(where, gang(1, 1, 8, limit_s=101.0), limit_changes=(LimitChange(100.0, HALL, 6_800.0),))
+    assert decide(scene).starts == ()
+    freed = replace(scene, limit_changes=(*scene.limit_changes, LimitChange(200.0, HALL, inf)))
+    assert [reserve.start_s for reserve in decide(freed).reserves] == [200.0]
+
+
+def test_a_job_that_never_ends_starts_only_where_it_fits_for_good():
+    where = hall(2, 20_000.0)
+    fall, rise = LimitChange(1e5, HALL, 6_800.0), LimitChange(2e5, HALL, 20_000.0)
+    scene = snapshot(where, gang(1, 1, 8, limit_s=inf), limit_changes=(fall, rise))
+    assert [reserve.start_s for reserve in decide(scene).reserves] == [2e5]
+    assert len(decide(replace(scene, limit_changes=(replace(fall, limit_w=12_000.0),))).starts) == 1
+
+
+def running_two(limit_w: float, *turns: CapChange, changes: tuple[LimitChange, ...] = ()) -> Snapshot:
+    """Two nodes at 7.6 kW, one idle: 18.0 kW."""
+    busy = tuple(holds(gang(90 + i, 1, 8), (i, ALL), ends_s=1e6) for i in range(2))
+    return snapshot(hall(3, limit_w), gang(1, 1, 8), running=busy, limit_changes=changes, cap_changes=turns)
+
+
+def test_what_running_work_will_be_capped_to_is_counted_on():
+    # At 50 s 15.6 kW: one of the running jobs is at 300 W then (4.4 kW), and 0.8 kW are left for who is at rest.
+    fall = LimitChange(50.0, HALL, 20_400.0)
+    assert decide(running_two(30e3, changes=(fall,))).starts == ()
+    assert len(decide(running_two(30e3, CapChange(50.0, 90, 300 / 700), changes=(fall,))).starts) == 1
+    # One that comes back to full power meanwhile is no help.
+    both = (CapChange(50.0, 90, 300 / 700), CapChange(80.0, 90, 1.0))
+    assert decide(running_two(30e3, *both, changes=(fall,))).starts == ()
+
+
+def test_power_that_comes_back_to_who_was_slowed_is_nobody_elses():
+    # 14.8 kW now under a limit of 18; at 100 s the limit is 20 again, and the slowed one draws 3.2 kW more.
+    scene = running_two(18e3, CapChange(100.0, 90, 1.0), changes=(LimitChange(100.0, HALL, 20e3),))
+    slowed = replace(scene.running[0], cap=300 / 700)
+    scene = replace(scene, running=(slowed, *scene.running[1:]))
+    decided = decide(scene)
+    assert (decided.starts, decided.reserves) == ((), (decided.reserves[0],))
+    assert decided.reserves[0].start_s == 1e6  # when one of the two is over
+    assert [r.start_s for r in decide(replace(scene, cap_changes=())).reserves] == [100.0]
+
+
+def test_nobody_is_evicted_for_power_that_is_there_only_now():
+    # Only a victim frees what the job needs once the limit has fallen; it is evicted, and the checker agrees.
+    low = replace(holds(gang(90, 1, 8, priority=0), (0, ALL), ends_s=1e6), started_s=-1e6)
+    fall = LimitChange(50.0, HALL, 11_000.0)
+    job = gang(1, 1, 8, priority=9)
+    decided = decide(snapshot(hall(2, 20e3), job, running=(low,), limit_changes=(fall,)))
+    assert [evict.job_id for evict in decided.evictions] == [90]
+    decided = decide(
+        snapshot(hall(2, 20e3), replace(job, limit_s=50.0), running=(low,), limit_changes=(fall,))
+    )
+    assert decided.evictions == ()
+    assert len(decided.starts) == 1
+
+
+def test_the_checker_finds_a_start_that_runs_into_a_lower_limit():
+    where = hall(2, 20_000.0)
+    scene = snapshot(where, gang(1, 1, 8))
+    decided = plan(scene, Policy())
+    ahead = replace(scene, limit_changes=(LimitChange(99.0, HALL, 6_800.0),))
+
+    (fault,) = check(ahead, decided, Policy())
+    assert fault.rule == "power"
+    assert "hall would draw 10400.0 W of 6800.0 W in 99 s" in fault.message
+    assert check(replace(scene, limit_changes=(LimitChange(100.0, HALL, 6_800.0),)), decided, Policy()) == ()
