@@ -5,9 +5,11 @@ from typing import Final
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Least
 
 from apps.inventory.models import MAX_NUMBER, AcceleratorType, Domain, Node
 from apps.power import openadr_models  # noqa: F401  # Django looks for models here
+from apps.power.budget import DAY_MIN, EVERY_DAY
 from apps.power.curtailment.facts import Lever
 from apps.power.response import TargetKind
 from apps.teams.models import User
@@ -19,6 +21,7 @@ _LONGEST_S: Final = 366 * 86_400
 MODELLED: Final = "modelled"  # source of what the model says itself, where no meter is read
 METERED: Final = "metered"  # of what was sent in without a name
 USUAL_MAX_AGE_S: Final = 300
+USUAL_DERATE: Final = 0.8  # the rule for loads of three hours and more in the United States
 LONGEST_AGE_S: Final = 86_400
 
 
@@ -26,6 +29,14 @@ class PowerLimit(models.Model):
     """The limits of one domain. Limits of kind `facility` are at the meter, all others are IT load."""
 
     domain = models.OneToOneField(Domain, models.CASCADE, related_name="power_limit")
+    rated_w = models.FloatField(null=True, blank=True, help_text="Of the breaker or the busway.")
+    derate = models.FloatField(
+        default=USUAL_DERATE, help_text="Share of the rating that a load may draw without pause."
+    )
+    reserve_w = models.FloatField(
+        default=0, help_text="Kept free under the rating and the hard limit; nobody is given it."
+    )
+    time_zone = models.CharField(max_length=64, default="UTC", help_text="Whose hours its envelope counts.")
     hard_limit_w = models.FloatField(null=True, blank=True, help_text="Never exceeded by anybody.")
     limit_w = models.FloatField(
         null=True, blank=True, help_text="The operating limit; empty: the hard limit."
@@ -37,9 +48,28 @@ class PowerLimit(models.Model):
         default=USUAL_MAX_AGE_S, help_text="A reading older than that says nothing of the present."
     )
     version = models.PositiveIntegerField(default=1)
+    # What holds whatever the hour: one place for it, which plain SQL reads too. least() leaves out what is not set.
+    steady_w = models.GeneratedField(
+        expression=Least(
+            F("limit_w"), F("hard_limit_w") - F("reserve_w"), F("rated_w") * F("derate") - F("reserve_w")
+        ),
+        output_field=models.FloatField(null=True),
+        db_persist=True,
+    )
 
     class Meta:
         constraints = [
+            models.CheckConstraint(
+                condition=(Q(rated_w=None) | Q(rated_w__gt=0, rated_w__lt=MAX_NUMBER))
+                & Q(derate__gt=0, derate__lte=1)
+                & Q(reserve_w__gte=0, reserve_w__lt=MAX_NUMBER),
+                name="power_rating_is_sane",
+            ),
+            models.CheckConstraint(
+                condition=(Q(hard_limit_w=None) | Q(reserve_w__lte=F("hard_limit_w")))
+                & (Q(rated_w=None) | Q(reserve_w__lte=F("rated_w") * F("derate"))),
+                name="power_reserve_within_the_limits",
+            ),
             models.CheckConstraint(
                 condition=(Q(hard_limit_w=None) | Q(hard_limit_w__gte=0, hard_limit_w__lt=MAX_NUMBER))
                 & (Q(limit_w=None) | Q(limit_w__gte=0, limit_w__lt=MAX_NUMBER))
@@ -55,6 +85,43 @@ class PowerLimit(models.Model):
             models.CheckConstraint(
                 condition=Q(max_age_s__gt=0, max_age_s__lte=LONGEST_AGE_S),
                 name="power_limit_max_age_is_sane",
+            ),
+        ]
+
+
+class EnvelopeStep(models.Model):
+    """A part of a domain's envelope: so many watts at certain hours of the week, or between two dates.
+
+    Where several hold at once the lowest does.
+    """
+
+    limit = models.ForeignKey(PowerLimit, models.CASCADE, related_name="envelope")
+    limit_w = models.FloatField()
+    weekdays = models.PositiveSmallIntegerField(
+        default=0, help_text="Bits from Monday (1) to Sunday (64) on which it begins; 0: it has dates."
+    )
+    from_minute = models.PositiveSmallIntegerField(default=0, help_text="Of the local day.")
+    until_minute = models.PositiveSmallIntegerField(
+        default=DAY_MIN, help_text="Of the local day; not after its beginning: of the next day."
+    )
+    start_at = models.DateTimeField(null=True, blank=True)
+    end_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(limit_w__gte=0, limit_w__lt=MAX_NUMBER), name="envelope_watts_are_sane"
+            ),
+            models.CheckConstraint(
+                condition=Q(weekdays__gte=1, weekdays__lte=EVERY_DAY, start_at=None, end_at=None)
+                | Q(weekdays=0, start_at__isnull=False, end_at__isnull=False, start_at__lt=F("end_at")),
+                name="envelope_step_is_weekly_or_dated",
+            ),
+            models.CheckConstraint(
+                condition=Q(from_minute__lt=DAY_MIN, until_minute__gte=1, until_minute__lte=DAY_MIN)
+                & ~Q(from_minute=F("until_minute")),
+                name="envelope_hours_are_sane",
             ),
         ]
 

@@ -23,7 +23,7 @@ class DomainRow:
     name: str
     kind: str
     parent_id: int | None
-    limit_w: float | None  # the tighter of the two
+    limit_w: float | None  # what holds whatever the hour
     meter: Meter
     max_age_s: float
 
@@ -36,7 +36,7 @@ def domain_rows() -> list[DomainRow]:
     """All domains that power flows through, by name; one query."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT domain.id, domain.name, domain.kind, domain.parent_id, least(power.limit_w, power.hard_limit_w),"
+            "SELECT domain.id, domain.name, domain.kind, domain.parent_id, power.steady_w,"
             " coalesce(power.overhead_fixed_w, 0), coalesce(power.overhead_k, 1), coalesce(power.max_age_s, %s)"
             " FROM inventory_domain domain LEFT JOIN power_powerlimit power ON power.domain_id = domain.id"
             " WHERE domain.kind = ANY(%s) ORDER BY domain.name",

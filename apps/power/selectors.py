@@ -1,13 +1,17 @@
 """How many watts each domain may draw, and what it was seen to draw."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo
 
 from django.db.models import Case, IntegerField, QuerySet, Value, When
 
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
-from apps.power.models import MODELLED, PowerAlarm, PowerLimit, PowerReading
+from apps.power.budget import Budget, Step
+from apps.power.models import MODELLED, EnvelopeStep, PowerAlarm, PowerLimit, PowerReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +25,78 @@ class Envelope:
     is_sum_of_halls: bool = False
 
 
-def tightest_w(limit: PowerLimit) -> float | None:
-    """The tighter of the two limits, as it is set."""
-    known = [value for value in (limit.limit_w, limit.hard_limit_w) if value is not None]
-    return min(known) if known else None
+def budget_of(limit: PowerLimit) -> Budget:
+    """What is set for a domain, its envelope too, as the pure functions know it."""
+    return _budget(limit, () if limit.pk is None else [step_of(row) for row in limit.envelope.all()])
 
 
-def it_limit_w(limit: PowerLimit) -> float | None:
-    """The tighter of the two limits, as IT load: limits of a facility are at its meter."""
-    watts = tightest_w(limit)
-    if watts is None or limit.domain.kind != DomainKind.FACILITY:
+def _budget(limit: PowerLimit, steps: Iterable[Step]) -> Budget:
+    return Budget(
+        rated_w=limit.rated_w,
+        derate=limit.derate,
+        hard_limit_w=limit.hard_limit_w,
+        reserve_w=limit.reserve_w,
+        limit_w=limit.limit_w,
+        steps=tuple(steps),
+        zone=zone_named(limit.time_zone),
+    )
+
+
+def step_of(row: EnvelopeStep) -> Step:
+    return Step(row.limit_w, row.weekdays, row.from_minute, row.until_minute, row.start_at, row.end_at)
+
+
+@cache
+def zone_named(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def budgets() -> dict[int, tuple[PowerLimit, Budget]]:
+    """By domain id, the limits of those domains that have an envelope; nothing is read where there is none."""
+    steps: dict[int, list[Step]] = defaultdict(list)
+    limits: dict[int, PowerLimit] = {}
+    for row in EnvelopeStep.objects.select_related("limit__domain").order_by("id"):
+        steps[row.limit_id].append(step_of(row))
+        limits[row.limit_id] = row.limit
+    return {limit.domain_id: (limit, _budget(limit, steps[key])) for key, limit in limits.items()}
+
+
+def steady_limit_w(limit: PowerLimit) -> float | None:
+    """What holds whatever the hour, as it is set."""
+    binding = budget_of(limit).steady()
+    return None if binding is None else binding.limit_w
+
+
+def tightest_w(limit: PowerLimit, at: datetime) -> float | None:
+    """What holds then, as it is set, events aside."""
+    binding = budget_of(limit).at(at)
+    return None if binding is None else binding.limit_w
+
+
+def it_w_of(limit: PowerLimit, watts: float) -> float:
+    """A limit of a domain as IT load: limits of a facility are at its meter."""
+    if limit.domain.kind != DomainKind.FACILITY:
         return watts
     return max(0.0, (watts - limit.overhead_fixed_w) / limit.overhead_k)
 
 
+def it_limit_w(limit: PowerLimit, at: datetime) -> float | None:
+    """What holds then, as IT load."""
+    watts = tightest_w(limit, at)
+    return None if watts is None else it_w_of(limit, watts)
+
+
 def limits() -> QuerySet[PowerLimit]:
-    """All limits, with their domains."""
-    return PowerLimit.objects.select_related("domain").order_by("domain__name")
+    """All limits, with their domains and envelopes."""
+    return PowerLimit.objects.select_related("domain").prefetch_related("envelope").order_by("domain__name")
 
 
-def envelope(rows: Sequence[PowerLimit]) -> Envelope | None:
+def envelope(rows: Sequence[PowerLimit], at: datetime) -> Envelope | None:
     """The limit of the facility; where none is set, the sum over the halls if each has one."""
     for limit in rows:
-        if limit.domain.kind == DomainKind.FACILITY and (watts := it_limit_w(limit)) is not None:
-            return Envelope(limit.domain_id, limit.domain.name, watts, tightest_w(limit) or 0.0)
-    halls = [it_limit_w(limit) for limit in rows if limit.domain.kind == DomainKind.HALL]
+        if limit.domain.kind == DomainKind.FACILITY and (watts := it_limit_w(limit, at)) is not None:
+            return Envelope(limit.domain_id, limit.domain.name, watts, tightest_w(limit, at) or 0.0)
+    halls = [it_limit_w(limit, at) for limit in rows if limit.domain.kind == DomainKind.HALL]
     known = [watts for watts in halls if watts is not None]
     if not known or len(known) < len(halls):
         return None
@@ -105,7 +156,8 @@ def _it_w(reading: PowerReading) -> float:
 def power_domains() -> QuerySet[Domain]:
     """Domains that may have a limit, with it and with what they hang below at hand."""
     kinds = (*POWER_KINDS, DomainKind.COOLING)
-    return Domain.objects.filter(kind__in=kinds).select_related("parent", "power_limit")
+    rows = Domain.objects.filter(kind__in=kinds).select_related("parent", "power_limit")
+    return rows.prefetch_related("power_limit__envelope")
 
 
 def latest_readings(domain_ids: Sequence[int]) -> dict[int, PowerReading]:

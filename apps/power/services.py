@@ -1,20 +1,26 @@
 """Setting limits, and taking in what domains were seen to draw. An actor of None is the site itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 from django.db import connection, transaction
 
 from apps.core.errors import InvalidInput, NotFound, VersionConflict
 from apps.events.services import record
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
-from apps.power.models import METERED, MODELLED, PowerLimit, PowerReading, ReadingQuality
+from apps.power.budget import Step, clock_of, days_of
+from apps.power.models import METERED, MODELLED, EnvelopeStep, PowerLimit, PowerReading, ReadingQuality
+from apps.power.selectors import step_of
 from apps.teams import policies
 from apps.teams.models import User
 
 FIELDS: Final = (
+    "rated_w",
+    "derate",
+    "reserve_w",
     "hard_limit_w",
     "limit_w",
     "ramp_up_w_per_s",
@@ -89,6 +95,106 @@ def set_limit(
     return limit
 
 
+MOST_STEPS: Final = 100
+
+
+@transaction.atomic
+def set_envelope(
+    *,
+    domain_id: int,
+    steps: Sequence[Step],
+    time_zone: str,
+    actor: User | None,
+    at: datetime,
+    version: int | None = None,
+    reason: str = "",
+) -> PowerLimit:
+    """Say anew what a domain may draw at which hours; no step at all is no envelope.
+
+    The planner knows of coming steps: what would run into a lower one waits, or starts under a cap that its tier bears.
+
+    Args:
+        time_zone: Whose hours and days are meant.
+        version: As for set_limit().
+
+    Raises:
+        VersionConflict, NotFound
+        InvalidInput: an unknown time zone, a step without length, or too many of them.
+    """
+    if actor is not None:
+        policies.require_may_set_power(actor)
+    domain = Domain.objects.select_for_update(no_key=True).filter(pk=domain_id).first()
+    if domain is None:
+        raise NotFound("There is no such domain.")
+    limit = PowerLimit.objects.filter(domain=domain).first() or PowerLimit(domain=domain)
+    before = envelope_facts(limit)
+    after = {"time_zone": time_zone, "steps": [facts_of_step(step) for step in steps]}
+    if version is not None and version != limit.version:
+        raise VersionConflict(
+            f"The limit of {domain}", read=version, version=limit.version, yours=after, stored=before
+        )
+    _require_envelope(domain.kind, steps, time_zone)
+    if after == before:
+        return limit
+    limit.time_zone = time_zone
+    if limit.pk is not None:
+        limit.version += 1
+    limit.save()
+    limit.envelope.all().delete()
+    EnvelopeStep.objects.bulk_create([EnvelopeStep(limit=limit, **asdict(step)) for step in steps])
+    record(
+        "power.envelope_changed",
+        subject_kind="domain",
+        subject_id=domain.pk,
+        subject_name=domain.name,
+        actor=actor,
+        at=at,
+        is_audit=True,
+        reason=reason,
+        before=before,
+        after=after,
+    )
+    return limit
+
+
+def envelope_facts(limit: PowerLimit) -> dict[str, Any]:
+    rows = [] if limit.pk is None else limit.envelope.order_by("id")
+    return {"time_zone": limit.time_zone, "steps": [facts_of_step(step_of(row)) for row in rows]}
+
+
+def facts_of_step(step: Step) -> dict[str, Any]:
+    """A step as it goes over the wire and into the audit trail."""
+    if step.start_at is not None and step.end_at is not None:
+        begins_at, ends_at = (at.astimezone(UTC).isoformat() for at in (step.start_at, step.end_at))
+        return {"start_at": begins_at, "end_at": ends_at, "limit_w": step.limit_w}
+    return {
+        "days": list(days_of(step.weekdays)),
+        "from_time": clock_of(step.from_minute),
+        "until_time": clock_of(step.until_minute),
+        "limit_w": step.limit_w,
+    }
+
+
+def _require_envelope(kind: str, steps: Sequence[Step], time_zone: str) -> None:
+    if kind not in _KINDS:
+        raise InvalidInput.of("domain", f"is a {kind}; limits belong to power domains and cooling")
+    if len(steps) > MOST_STEPS:
+        raise InvalidInput.of("steps", f"are at most {MOST_STEPS}", "out_of_range")
+    try:
+        ZoneInfo(time_zone)
+    except (ValueError, OSError):  # the latter for a name that is a folder of the zones
+        said = "must be a time zone such as America/Chicago"
+        raise InvalidInput.of("time_zone", said, "unknown") from None
+    for index, step in enumerate(steps):
+        if step.start_at is not None and step.end_at is not None:
+            if step.end_at <= step.start_at:
+                raise InvalidInput.of(f"steps[{index}].end_at", "must be after its beginning", "out_of_range")
+        elif not step.weekdays:
+            raise InvalidInput.of(f"steps[{index}].days", "must name a day", "missing")
+        elif step.from_minute == step.until_minute:
+            raise InvalidInput.of(f"steps[{index}].until_time", "must not be its beginning", "out_of_range")
+
+
 def facts_of(limit: PowerLimit) -> dict[str, float | None]:
     return {field: getattr(limit, field) for field in FIELDS}
 
@@ -101,6 +207,14 @@ def _require_sense(limit: PowerLimit, changes: Mapping[str, Any]) -> None:
     if kind != DomainKind.FACILITY and has_overhead:
         field = "overhead_k" if "overhead_k" in changes else "overhead_fixed_w"
         raise InvalidInput.of(field, f"belongs to the facility, at the meter; this is a {kind}")
+    for name, most_w in (
+        ("hard_limit_w", limit.hard_limit_w),
+        ("rated_w", None if limit.rated_w is None else limit.rated_w * limit.derate),
+    ):
+        if most_w is not None and limit.reserve_w > most_w:
+            field = name if name in changes else "reserve_w"
+            said = "leave more than the reserve" if field == name else f"not be over what {name} leaves"
+            raise InvalidInput.of(field, f"must {said}", "out_of_range")
     if limit.hard_limit_w is not None and limit.limit_w is not None and limit.limit_w > limit.hard_limit_w:
         field = "limit_w" if "limit_w" in changes else "hard_limit_w"
         said = "over the hard limit" if field == "limit_w" else "under the operating limit"

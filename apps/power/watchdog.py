@@ -299,7 +299,18 @@ ORDER BY told.domain_id, usable.at DESC NULLS LAST
 """
 
 _LIMITS: Final = """
-SELECT domain.id, domain.name, domain.kind, limits.hard_limit_w, limits.limit_w,
+SELECT domain.id, domain.name, domain.kind, LEAST(limits.hard_limit_w, limits.rated_w * limits.derate),
+    limits.limit_w, (
+        SELECT min(step.limit_w) FROM power_envelopestep step,
+            LATERAL (SELECT %(at)s AT TIME ZONE limits.time_zone AS local) clock,
+            LATERAL (SELECT extract(hour FROM clock.local) * 60 + extract(minute FROM clock.local) AS minute,
+                extract(isodow FROM clock.local)::int - 1 AS day) today
+        WHERE step.limit_id = limits.id AND CASE
+            WHEN step.weekdays = 0 THEN step.start_at <= %(at)s AND %(at)s < step.end_at
+            WHEN step.from_minute < step.until_minute THEN (step.weekdays >> today.day) & 1 = 1
+                AND today.minute >= step.from_minute AND today.minute < step.until_minute
+            ELSE ((step.weekdays >> today.day) & 1 = 1 AND today.minute >= step.from_minute)
+                OR ((step.weekdays >> ((today.day + 6) %% 7)) & 1 = 1 AND today.minute < step.until_minute) END),
     COALESCE(limits.overhead_fixed_w, 0), COALESCE(limits.overhead_k, 1)
 FROM inventory_domain domain LEFT JOIN power_powerlimit limits ON limits.domain_id = domain.id
 WHERE limits.id IS NOT NULL
@@ -345,11 +356,12 @@ def over_limits(at: datetime) -> list[Finding]:
     for row in _rows(_BINDING, {"at": at}):
         events.setdefault(row[1], []).append(row)
     found = []
-    for domain_id, name, kind, hard_w, limit_w, fixed_w, k in _rows(_LIMITS, {"at": at}):
+    for domain_id, name, kind, hard_w, limit_w, envelope_w, fixed_w, k in _rows(_LIMITS, {"at": at}):
         meter = Meter(fixed_w, k) if kind == "facility" else Meter()
         told = [
             *([_Bound(meter.it_w(hard_w), None, "its hard limit")] if hard_w is not None else []),
             *([_Bound(meter.it_w(limit_w), None, "its operating limit")] if limit_w is not None else []),
+            *([_Bound(meter.it_w(envelope_w), None, "its envelope")] if envelope_w is not None else []),
             *_bounds_of(events.get(domain_id, ()), meter),
         ]
         heard = metered.get(domain_id)

@@ -31,10 +31,12 @@ from apps.jobs.spec import SHARE_STEPS, Asks, JobRequest
 from apps.power.curtailment.facts import Curve
 from apps.reservations.selectors import windows
 from apps.scheduling.engine import planner
+from apps.scheduling.engine.draw import domain_draw_w
 from apps.scheduling.engine.facts import (
     NONE,
     Ask,
     Booking,
+    CapChange,
     Dataset,
     Domain,
     Facility,
@@ -42,6 +44,7 @@ from apps.scheduling.engine.facts import (
     Gang,
     IntArray,
     Kind,
+    LimitChange,
     Member,
     Placing,
     Policy,
@@ -57,6 +60,7 @@ from apps.scheduling.engine.facts import (
 )
 from apps.scheduling.histories import Histories
 from apps.scheduling.measured_power import Peaks, with_measured
+from apps.scheduling.response.ahead import Ahead, first_change_at, look_ahead
 from apps.scheduling.response.limits import next_change_at, start_limits_w
 from apps.scheduling.selectors import current_policy
 from apps.staging.selectors import DatasetRow, staging_picture
@@ -389,6 +393,7 @@ class _Reader:
         self.staging_gib_per_s = 1.0
         self.given_up: dict[tuple[int, int], float] = {}
         self._dataset_at: dict[str, int] = {}
+        self.ahead = Ahead()
         self._places: frozenset[int] = frozenset()  # storage domains with nodes
         self._reach: tuple[frozenset[int], ...] = ()  # of each data set: those where it is, or could come to
 
@@ -415,6 +420,7 @@ class _Reader:
             memory.seen = None
         self.policy = current_policy()
         self.read_facility()
+        self._bound_by_events()
         self.read_teams()
         self.read_bookings()
         self.read_data()
@@ -436,7 +442,7 @@ class _Reader:
             is_usable=self.is_usable,
             is_failed=self.is_failed,
             running=running,
-            queue=(*waiting, *looked_at),
+            queue=(*self._with_resumed(waiting), *looked_at),
             teams=tuple(self.teams),
             members=self.read_members(looked_at),
             bookings=self.bookings,
@@ -445,6 +451,8 @@ class _Reader:
             datasets=self.datasets,
             staging_gib_per_s=self.staging_gib_per_s,
             history_s=memory.histories.told(),
+            limit_changes=self._limit_changes(running),
+            cap_changes=self._cap_changes(),
         )
         return Taken(
             snapshot=snapshot,
@@ -532,7 +540,7 @@ class _Reader:
             " FROM inventory_acceleratortype ORDER BY id"
         )
         domains = self.rows(
-            "SELECT domain.id, domain.name, domain.kind, domain.parent_id, least(power.limit_w, power.hard_limit_w),"
+            "SELECT domain.id, domain.name, domain.kind, domain.parent_id, power.steady_w,"
             " coalesce(power.overhead_fixed_w, 0), coalesce(power.overhead_k, 1) FROM inventory_domain domain"
             " LEFT JOIN power_powerlimit power ON power.domain_id = domain.id ORDER BY domain.id"
         )
@@ -559,7 +567,6 @@ class _Reader:
             if until > self.at_s:
                 self.is_usable[node] = False
         self._positions: tuple[Any, ...] = (kinds, self.clusters, memory.node_positions)
-        self._bound_by_events()
 
     def _with_caps(self, types: Sequence[Row], nodes: list[Row]) -> list[Row]:
         """Rows of accelerator types with the caps under which a job may start on them.
@@ -579,9 +586,11 @@ class _Reader:
         return memory.capped[2]
 
     def _bound_by_events(self) -> None:
-        """Let domains draw no more than demand-response events leave them now."""
+        """Let domains draw no more than envelopes and demand-response events leave them now."""
         told = start_limits_w(self.at)
-        self.next_limit_at = next_change_at(self.at)
+        self.ahead = look_ahead(self.at)
+        marks = (next_change_at(self.at), first_change_at(self.ahead))
+        self.next_limit_at = min((mark for mark in marks if mark is not None), default=None)
         if not told:
             return
         memory, domains = self.memory, self.facility.domains
@@ -601,6 +610,53 @@ class _Reader:
             )
             memory.bounded = (key, self.facility, replace(self.facility, domains=bounded))
         self.facility = memory.bounded[2]
+
+    def _limit_changes(self, running: Sequence[Running]) -> tuple[LimitChange, ...]:
+        """Limits that are known to change, as the engine counts: by peaks.
+
+        A target is of what is drawn, and work draws less than its peak: what it is below that is not wanted twice.
+        """
+        changes = self.ahead.limits
+        if not changes:
+            return ()
+        built, domain_at = (
+            self.memory.facility,
+            {domain.id: i for i, domain in enumerate(self.facility.domains)},
+        )
+        assert built is not None
+        slack_w: FloatArray | None = None
+        if any(change.is_target for change in changes):
+            peak_w, draw_w = (
+                domain_draw_w(self.facility, running, self.is_failed, peak=is_peak)
+                for is_peak in (True, False)
+            )
+            slack_w = np.maximum(peak_w - draw_w, 0.0)
+        found = []
+        for change in changes:
+            position = domain_at[change.domain_id]
+            domain = built.domains[position]
+            it_w = change.limit_w
+            if change.is_target and slack_w is not None:
+                it_w += float(slack_w[position])
+            limit_w = min(domain.limit_w, domain.overhead_fixed_w + domain.overhead_k * it_w)
+            found.append(LimitChange(seconds(change.at), position, limit_w))
+        return tuple(found)
+
+    def _cap_changes(self) -> tuple[CapChange, ...]:
+        """What running work is known to be capped to, or to get back."""
+        job_of = {one.id: job_id for job_id, one in self.memory.held.items()} if self.ahead.caps else {}
+        return tuple(
+            CapChange(seconds(cap.at), job_of[cap.allocation_id], cap.share)
+            for cap in self.ahead.caps
+            if cap.allocation_id in job_of
+        )
+
+    def _with_resumed(self, waiting: Collection[Gang]) -> tuple[Gang, ...]:
+        """The queue, in which those whom an event had paused go first."""
+        resumed = self.ahead.resumed
+        if not resumed:
+            return tuple(waiting)
+        return tuple(replace(gang, goes_first=True) if gang.id in resumed else gang for gang in waiting)
 
     def _read_nodes(self) -> list[Row]:
         """Every node as built; of those that nobody wrote since, what is remembered."""

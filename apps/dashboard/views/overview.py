@@ -124,7 +124,7 @@ class Known:
 
     @cached_property
     def envelope(self) -> power.Envelope | None:
-        return power.envelope(list(power.limits()))
+        return power.envelope(list(power.limits()), self.at)
 
     @cached_property
     def reserved_w(self) -> float:

@@ -3,12 +3,13 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from apps.core.api.body import Out
 from apps.core.strict import (
     AddressName,
     Instant,
+    Misfit,
     Name,
     Number,
     Reason,
@@ -19,11 +20,15 @@ from apps.core.strict import (
     WattsOrZero,
 )
 from apps.inventory.models import Domain
+from apps.power.budget import Step, mask_of, minute_of
+from apps.power.budget_selectors import DomainBinding
 from apps.power.meter_services import MeterDraft
 from apps.power.models import LONGEST_AGE_S, MeterSource, PowerAlarm, PowerLimit, PowerReading
-from apps.power.selectors import it_limit_w, tightest_w
-from apps.power.services import Reading
+from apps.power.selectors import it_w_of
+from apps.power.services import MOST_STEPS, Reading
 
+DayWord = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+ClockTime = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$|^24:00$")]
 AlarmWord = Literal["controller_silent", "over_limit", "stale_readings", "watchdog_blind"]
 
 
@@ -31,6 +36,9 @@ class LimitPatch(Strict):
     """Fields that are absent stay as they are; a limit of null is no limit. Of the facility: watts at the meter."""
 
     version: Version
+    rated_w: Watts | None = None
+    derate: Annotated[Number, Field(gt=0, le=1)] | None = None
+    reserve_w: WattsOrZero | None = None
     hard_limit_w: WattsOrZero | None = None
     limit_w: WattsOrZero | None = None
     ramp_up_w_per_s: Watts | None = None
@@ -41,10 +49,75 @@ class LimitPatch(Strict):
 
     @classmethod
     def _nullable(cls) -> frozenset[str]:
-        return frozenset({"hard_limit_w", "limit_w", "ramp_up_w_per_s"})
+        return frozenset({"rated_w", "hard_limit_w", "limit_w", "ramp_up_w_per_s"})
 
     def changes(self) -> dict[str, float | None]:
         return {name: getattr(self, name) for name in self.model_fields_set - {"version", "reason"}}
+
+
+class StepIn(Strict):
+    """Either weekly (`days`, and `from_time` and `until_time` as HH:MM of the local clock, also over midnight), or
+    between two instants (`start_at`, `end_at`)."""
+
+    days: Annotated[list[DayWord], Field(min_length=1, max_length=7)] | None = None
+    from_time: ClockTime = "00:00"
+    until_time: ClockTime = "24:00"
+    start_at: Instant | None = None
+    end_at: Instant | None = None
+    limit_w: WattsOrZero
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> "StepIn":
+        has_dates = self.model_fields_set & {"start_at", "end_at"}
+        if self.days is not None and has_dates:
+            raise Misfit("must not be given beside days", sorted(has_dates)[0])
+        if self.days is None:
+            for field in ("start_at", "end_at"):
+                if field not in has_dates:
+                    raise Misfit("is required where no days are named", field, code="missing")
+        return self
+
+    def step(self) -> Step:
+        if self.days is None:
+            return Step(self.limit_w, start_at=self.start_at, end_at=self.end_at)
+        return Step(self.limit_w, mask_of(self.days), minute_of(self.from_time), minute_of(self.until_time))
+
+
+class EnvelopeIn(Strict):
+    """All steps of a domain's envelope; an empty list is no envelope. Where several hold at once the lowest does."""
+
+    version: Version
+    time_zone: Annotated[Name, Field(max_length=64)] = "UTC"
+    steps: Annotated[list[StepIn], Field(max_length=MOST_STEPS)]
+    reason: Reason = ""
+
+
+class StepOut(Out):
+    """Weekly, or between two instants; what belongs to the other form is null."""
+
+    days: list[str] | None = None
+    from_time: str | None = None
+    until_time: str | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    limit_w: float
+
+
+class EnvelopeOut(Out):
+    """`version` is that of the domain's limit."""
+
+    time_zone: str
+    steps: list[StepOut]
+    version: int
+
+
+class BindingOut(Out):
+    """Which of what is set holds now: `rating` (with the derating factor) and `hard_limit` less the reserve,
+    `operating_limit`, `envelope`, the target of an `event`, or `hold`: too little is known of what it draws."""
+
+    by: str
+    limit_w: float
+    event_id: int | None = None
 
 
 class ReadingIn(Strict):
@@ -176,15 +249,21 @@ class MeterOut(Out):
 
 
 class PowerDomainOut(Out):
-    """`effective_limit_w` is the tighter of the two limits, `it_limit_w` the same as IT load."""
+    """`effective_limit_w` is what holds now, events and the envelope too, and `bound_by` what says so; `it_limit_w` is
+    the same as IT load. `oversubscription` is the sum of the limits just below by its own; null where one has none."""
 
     name: str
     kind: str
     parent: str | None
+    rated_w: float | None
+    derate: float
+    reserve_w: float
     hard_limit_w: float | None
     limit_w: float | None
     effective_limit_w: float | None
     it_limit_w: float | None
+    bound_by: BindingOut | None
+    oversubscription: float | None
     ramp_up_w_per_s: float | None
     overhead_fixed_w: float
     overhead_k: float
@@ -193,16 +272,29 @@ class PowerDomainOut(Out):
     latest: ReadingOut | None
 
     @classmethod
-    def of(cls, domain: Domain, reading: PowerReading | None) -> "PowerDomainOut":
+    def of(
+        cls,
+        domain: Domain,
+        reading: PowerReading | None,
+        binding: DomainBinding | None,
+        oversubscription: float | None,
+    ) -> "PowerDomainOut":
         limit: PowerLimit = getattr(domain, "power_limit", None) or PowerLimit(domain=domain)
         return cls(
             name=domain.name,
             kind=domain.kind,
             parent=None if domain.parent is None else domain.parent.name,
+            rated_w=limit.rated_w,
+            derate=limit.derate,
+            reserve_w=limit.reserve_w,
             hard_limit_w=limit.hard_limit_w,
             limit_w=limit.limit_w,
-            effective_limit_w=tightest_w(limit),
-            it_limit_w=it_limit_w(limit),
+            effective_limit_w=None if binding is None else binding.limit_w,
+            it_limit_w=None if binding is None else it_w_of(limit, binding.limit_w),
+            bound_by=None
+            if binding is None
+            else BindingOut(by=binding.by, limit_w=binding.limit_w, event_id=binding.event_id),
+            oversubscription=oversubscription,
             ramp_up_w_per_s=limit.ramp_up_w_per_s,
             overhead_fixed_w=limit.overhead_fixed_w,
             overhead_k=limit.overhead_k,

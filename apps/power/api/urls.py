@@ -12,6 +12,7 @@ from apps.power.api import (
 urlpatterns = [
     path("power/domains", views.PowerDomainsView.as_view(), name="power-domains"),
     path("power/domains/<str:name>", views.PowerDomainView.as_view(), name="power-domain"),
+    path("power/domains/<str:name>/envelope", views.PowerEnvelopeView.as_view(), name="power-envelope"),
     path("power/alarms", views.PowerAlarmsView.as_view(), name="power-alarms"),
     path("power/readings", views.PowerReadingsView.as_view(), name="power-readings"),
     path("power/overrides", override_views.OverridesView.as_view(), name="power-overrides"),

@@ -18,6 +18,8 @@ from apps.inventory.models import POWER_KINDS, Domain, DomainKind
 from apps.power import selectors, services
 from apps.power.api import bodies
 from apps.power.api.parameters import time_in
+from apps.power.budget_selectors import bindings, oversubscription
+from apps.power.models import PowerLimit
 from apps.teams import policies
 from apps.teams.policies import person
 
@@ -64,6 +66,39 @@ class PowerDomainView(APIView):
             reason=body.reason,
         )
         return Response(_rendered([_domain(name)])[0])
+
+
+class PowerEnvelopeView(APIView):
+    @extend_schema(summary="What a domain may draw at which hours", responses=bodies.EnvelopeOut)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(_envelope(_domain(name)))
+
+    @extend_schema(
+        summary="Say anew what a domain may draw at which hours",
+        description="All of its steps; none at all is no envelope. 409 with both sides when somebody saved meanwhile.",
+        request=bodies.EnvelopeIn,
+        responses=bodies.EnvelopeOut,
+    )
+    def put(self, request: Request, name: str) -> Response:
+        domain = _domain(name)
+        policies.require_may_set_power(person(request))
+        body = parse_body(request, bodies.EnvelopeIn)
+        services.set_envelope(
+            domain_id=domain.pk,
+            steps=[step.step() for step in body.steps],
+            time_zone=body.time_zone,
+            version=body.version,
+            actor=person(request),
+            at=clock.now(),
+            reason=body.reason,
+        )
+        return Response(_envelope(_domain(name)))
+
+
+def _envelope(domain: Domain) -> dict[str, Any]:
+    limit: PowerLimit = getattr(domain, "power_limit", None) or PowerLimit(domain=domain)
+    facts = services.envelope_facts(limit)
+    return bodies.EnvelopeOut.model_validate({**facts, "version": limit.version}).model_dump()
 
 
 class PowerAlarmsView(APIView):
@@ -127,8 +162,15 @@ class PowerReadingsView(APIView):
 
 
 def _rendered(domains: Sequence[Domain]) -> list[dict[str, Any]]:
+    now = clock.now()
     latest = selectors.latest_readings([domain.pk for domain in domains])
-    return [bodies.PowerDomainOut.of(domain, latest.get(domain.pk)).model_dump() for domain in domains]
+    bound, over = bindings(domains, now), oversubscription(domains, now)
+    return [
+        bodies.PowerDomainOut.of(
+            domain, latest.get(domain.pk), bound.get(domain.pk), over.get(domain.pk)
+        ).model_dump()
+        for domain in domains
+    ]
 
 
 def _domain(name: str) -> Domain:

@@ -88,7 +88,7 @@ def test_a_limit_at_the_meter_is_told_as_it_load():
     # 100 kW fixed and 1.15 for each watt of IT: a meter of 1,250 kW feeds 1,000 kW.
     made = limit(domain("f", "facility"), limit_w=1.25e6, overhead_k=1.15, overhead_fixed_w=1e5)
 
-    assert selectors.it_limit_w(made) == pytest.approx(1e6)
+    assert selectors.it_limit_w(made, NOON) == pytest.approx(1e6)
 
 
 @pytest.mark.parametrize("role", ["", "operator", "auditor"])

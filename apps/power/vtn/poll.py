@@ -27,7 +27,7 @@ from apps.power.openadr.signals import Reading, Rules, Signal, TargetKind, conce
 from apps.power.openadr.wire import told
 from apps.power.openadr_models import Trouble, VtnAnnouncement, VtnConnection, VtnEvent, VtnProgramme
 from apps.power.response_services import EventDraft
-from apps.power.selectors import tightest_w
+from apps.power.selectors import steady_limit_w
 from apps.power.vtn import intake, outbox, secrets, selectors
 from apps.power.vtn.intake import Steps, Tell
 
@@ -179,7 +179,7 @@ class _Run:
 
     def _rules(self, mapped: Iterable[VtnProgramme]) -> dict[str, Rules]:
         limit = getattr(self.connection.domain, "power_limit", None)
-        limit_w = None if limit is None else tightest_w(limit)
+        limit_w = None if limit is None else steady_limit_w(limit)
         return {
             one.external_id: Rules(
                 relative_sign=-1 if one.is_shed_negative else 1,

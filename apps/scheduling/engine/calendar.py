@@ -243,7 +243,8 @@ class Calendar:
     """The present state, and how it changes by itself.
 
     A pinch is the state at an instant at which something new is taken: the start of a promise or of a booking, the
-    fall of a limit, or work that draws more from then on. What starts now and lasts beyond a pinch must fit at the pinch too; between pinches things only get freer.
+    fall of a limit, or work that draws more from then on. What starts now and lasts beyond a pinch must fit at the
+    pinch too; between pinches things only get freer.
     """
 
     def __init__(self, frame: Frame, tree: QuotaTree, snapshot: Snapshot) -> None:

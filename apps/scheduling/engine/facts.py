@@ -187,6 +187,7 @@ class Gang:
     ] = ()  # (replicas, throughput relative to the preferred size), rising;
     # empty: in proportion to the replicas
 
+    goes_first: bool = False  # an event had paused it: its power is kept for it, whatever its priority
     tier: int = 0  # 0 bears no loss of throughput, 4 any; see caps
 
     @property

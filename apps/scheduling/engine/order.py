@@ -116,10 +116,13 @@ def overdue_after_s(starving_s: float, by_width: float, width: WidthT) -> WidthT
 def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
     """The queue, first come first: priority, fair share, submit time, deadline, then what was logged first.
 
+    Before all of them goes who was paused for an event: it stood on devices, and the others only wait for some.
     With ageing the priority counts with what a job has gained by waiting; who may evict whom it does not change.
     """
     if policy.order == "submit":
-        return sorted(snapshot.queue, key=lambda g: (g.submitted_s, g.deadline_s, g.sequence))
+        return sorted(
+            snapshot.queue, key=lambda g: (not g.goes_first, g.submitted_s, g.deadline_s, g.sequence)
+        )
     capacity = capacity_of(snapshot.facility)
     paths = share_paths(snapshot.teams, capacity)
     now_s, ageing_s = snapshot.now_s, policy.ageing_s
@@ -141,12 +144,12 @@ def order_queue(snapshot: Snapshot, policy: Policy) -> list[Gang]:
         last = (gang.submitted_s, gang.deadline_s, gang.sequence)
         priority = gang.priority + (steps_by_age(now_s - gang.submitted_s, ageing_s) if ages else 0)
         if policy.order != "shortest":
-            return (-priority, share, *last)
+            return (not gang.goes_first, -priority, share, *last)
         # Whoever has waited too long is served in order of submission, so that nobody is passed for ever.
         starves = now_s - gang.submitted_s >= waits_at_most_s(gang)
         predicted = predicted_s(gang, snapshot.history_s)
         expected_s = 0.0 if starves else min(predicted, gang.limit_s, gang.work_s)
-        return (-priority, not starves, share, expected_s, *last)
+        return (not gang.goes_first, -priority, not starves, share, expected_s, *last)
 
     return sorted(snapshot.queue, key=key)
 

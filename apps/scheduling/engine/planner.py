@@ -280,9 +280,9 @@ class Pass:
                     self.boundary_s = min(self.boundary_s, at_s)
         for reserve in self.reserves:
             self.boundary_s = min(self.boundary_s, reserve.start_s)
-        for change in (*self.snapshot.limit_changes, *self.snapshot.cap_changes):
-            if change.at_s > self.now_s:
-                self.boundary_s = min(self.boundary_s, change.at_s)
+        snapshot = self.snapshot
+        changes_s = [*(c.at_s for c in snapshot.limit_changes), *(c.at_s for c in snapshot.cap_changes)]
+        self.boundary_s = min([self.boundary_s, *(at_s for at_s in changes_s if at_s > self.now_s)])
         return Plan(
             tuple(self.starts),
             tuple(self.waits),

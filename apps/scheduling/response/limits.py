@@ -13,6 +13,8 @@ from typing import Final
 
 from django.db.models import Exists, OuterRef, Q
 
+from apps.jobs.models import Allocation
+from apps.power.budget_selectors import envelope_limits_w
 from apps.power.curtailment.facts import Lever
 from apps.power.models import (
     LONGEST_RECOVERY_S,
@@ -25,7 +27,7 @@ from apps.power.response import limit_it_w
 from apps.power.response_selectors import answered, meter_of, response_of
 
 MINUTE_S: Final = 60.0
-_LOOKED_BACK: Final = timedelta(seconds=LONGEST_RECOVERY_S)
+LOOKED_BACK: Final = timedelta(seconds=LONGEST_RECOVERY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,25 @@ class Bound:
 
 def in_force(at: datetime) -> list[DemandResponseEvent]:
     """Events with a committed plan whose ramp has begun and whose recovery is not over, the first priority first."""
-    capped = CurtailmentAction.objects.filter(plan__event=OuterRef("pk"), lever=Lever.CAP.value).exclude(
-        state=ActionState.REVERTED
+    done = CurtailmentAction.objects.filter(plan__event=OuterRef("pk"))
+    # Caps that are not given back, pauses that nobody has resumed, and who was resumed under a cap.
+    held = done.exclude(state=ActionState.REVERTED)
+    coming_back = Allocation.objects.filter(
+        job__in=done.exclude(lever=Lever.CAP.value).values("job_id"),
+        ended_at=None,
+        desired_power_cap_share__lt=1.0,
     )
     rows = (
         answered()
-        .filter(is_test=False, ramp_start_at__lte=at, end_at__gt=at - _LOOKED_BACK)
-        .annotate(has_open_caps=Exists(capped))
+        .filter(is_test=False, ramp_start_at__lte=at, end_at__gt=at - LOOKED_BACK)
+        .annotate(has_slowed=Exists(held) | Exists(coming_back))
         .order_by("priority", "start_at", "id")
     )
-    return [event for event in rows if _counts(event, at)]
+    return [event for event in rows if counts(event, at)]
 
 
-def _counts(event: DemandResponseEvent, at: datetime) -> bool:
+def counts(event: DemandResponseEvent, at: datetime) -> bool:
+    """Whether an event that somebody committed to does, or did, something that still matters."""
     over_at = binds_until(event)
     if over_at < event.ramp_start_at:
         return False  # given up before it did anything
@@ -87,7 +95,7 @@ def _bound(event: DemandResponseEvent, at: datetime) -> Bound:
             rise_w = meter.it_w(event.reference_w * event.rebound_limit_share)
         rise_w = min(rise_w, _ramped_w(event, at))
     # Before those who were slowed nobody takes what comes back.
-    start_w = min(rise_w, event.ramped_w or target_w) if event.has_open_caps else rise_w  # type: ignore[attr-defined]
+    start_w = min(rise_w, event.ramped_w or target_w) if event.has_slowed else rise_w  # type: ignore[attr-defined]
     return Bound(event, start_w, rise_w)
 
 
@@ -103,8 +111,10 @@ def _ramped_w(event: DemandResponseEvent, at: datetime) -> float:
 
 
 def start_limits_w(at: datetime) -> Mapping[int, float]:
-    """By domain id, what new work must fit under; nothing fits where too little is known of what is drawn."""
-    told = [(bound.event.domain_id, bound.start_w) for bound in bounds(in_force(at), at)]
+    """By domain id, what new work must fit under beside the limit that always holds; nothing fits where too little is
+    known of what is drawn."""
+    told = list(envelope_limits_w(at).items())
+    told += [(bound.event.domain_id, bound.start_w) for bound in bounds(in_force(at), at)]
     told += [(domain_id, 0.0) for domain_id in PowerHold.objects.values_list("domain_id", flat=True)]
     return _tightest(told)
 
@@ -125,7 +135,7 @@ def _tightest(told: Iterable[tuple[int, float]]) -> dict[int, float]:
 def next_change_at(at: datetime) -> datetime | None:
     """The next instant at which what events leave a domain changes by time alone; None: none does."""
     marks: list[datetime] = []
-    ahead = Q(ramp_start_at__gt=at) | Q(end_at__gt=at - _LOOKED_BACK)
+    ahead = Q(ramp_start_at__gt=at) | Q(end_at__gt=at - LOOKED_BACK)
     for event in answered().filter(ahead, is_test=False):
         over_at = binds_until(event)
         ends_at = over_at + timedelta(seconds=event.recovery_s)

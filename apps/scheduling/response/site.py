@@ -149,7 +149,7 @@ class Site:
 
 def read_site(at: datetime) -> Site:
     """Read it, as of now, in one statement's picture each: a decision is checked again where it is carried out."""
-    domains = _domains()
+    domains = _domains(at)
     n_running = Allocation.objects.filter(ended_at=None).count()
     n_steps = min(_MOST_STEPS, max(_LEAST_STEPS, _STEPS_IN_ALL // max(1, n_running)))
     kinds = {row.pk: _kind(row, n_steps) for row in AcceleratorType.objects.all()}
@@ -192,14 +192,15 @@ def _why_held(bound: Bound) -> str:
     return f"{bound.n_silent} of {bound.n_meters} meters in it are silent."
 
 
-def _domains() -> dict[int, PowerDomain]:
-    limits = {row.domain_id: row for row in PowerLimit.objects.select_related("domain")}
+def _domains(at: datetime) -> dict[int, PowerDomain]:
+    rows = PowerLimit.objects.select_related("domain").prefetch_related("envelope")
+    limits = {row.domain_id: row for row in rows}
     found = {}
     kinds = (DomainKind.FACILITY, DomainKind.HALL, DomainKind.ROW, DomainKind.RACK, DomainKind.COOLING)
     for row in Domain.objects.filter(kind__in=kinds).order_by("pk"):
         limit = limits.get(row.pk)
         is_metered = limit is not None and row.kind == DomainKind.FACILITY
-        watts = None if limit is None else it_limit_w(limit)
+        watts = None if limit is None else it_limit_w(limit, at)
         found[row.pk] = PowerDomain(
             id=row.pk,
             name=row.name,
