@@ -316,7 +316,8 @@ class DemandResponseEvent(models.Model):
     released_at = models.DateTimeField(
         null=True, blank=True, help_text="Every action reverted, and the load within what is allowed."
     )
-    # While the load comes back: what the domain drew (IT load, reserved) at the last full minute since the release.
+    # While the load comes back: the last full minute since the release, and what the domain may draw from then on (IT
+    # load): at the release what it drew, then what it drew at each minute and a step of its ramp.
     ramped_at = models.DateTimeField(null=True, blank=True)
     ramped_w = models.FloatField(null=True, blank=True)
     outcome = models.CharField(max_length=10, choices=Outcome.choices, default=Outcome.OPEN, blank=True)

@@ -22,6 +22,7 @@ from apps.power.models import (
     CurtailmentPlan,
     DemandResponseEvent,
     EmergencyPolicy,
+    EventSource,
     PlanState,
 )
 from apps.power.response import Load
@@ -29,6 +30,7 @@ from apps.power.response_selectors import locked_event, phase_of_event
 from apps.teams import policies
 from apps.teams.models import User
 
+ENVELOPE: Final = "envelope:"  # what events of envelopes are called begins so
 EXPIRES_AFTER: Final = timedelta(minutes=5)
 MOVED_SHARE: Final = 0.02  # a domain that draws so much more or less is not the one that was previewed
 
@@ -328,8 +330,9 @@ def _needs_second(event: DemandResponseEvent, plan: CurtailmentPlan) -> bool:
 
 
 def _policy_for(event: DemandResponseEvent, plan: CurtailmentPlan) -> str:
-    """What allows this plan in advance: "emergency", "auto_commit" or "follow_up"; empty: nothing does.
+    """What allows this plan in advance: "emergency", "auto_commit", "envelope" or "follow_up"; empty: nothing does.
 
+    Whoever set an envelope set it for what runs as well: a plan for one of its steps that breaches no job follows.
     Whoever committed to a target committed to keeping it: a later plan for the same event that breaches no job but
     those that were confirmed follows from that.
     """
@@ -340,6 +343,12 @@ def _policy_for(event: DemandResponseEvent, plan: CurtailmentPlan) -> str:
         and earlier.event_version == event.version
         and set(plan.plan["tier_breaches"]) <= set(earlier.plan["tier_breaches"])
     )
+    if (
+        event.source == EventSource.SCHEDULE
+        and event.external_id.startswith(ENVELOPE)
+        and not plan.n_breaches
+    ):
+        return "envelope"
     if programme is None:
         return "follow_up" if is_follow_up else ""
     may_stop = programme.emergency_policy == EmergencyPolicy.CAPS_AND_STOPS

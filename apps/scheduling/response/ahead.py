@@ -18,7 +18,15 @@ from apps.power.models import ActionState, CurtailmentAction, DemandResponseEven
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import answered, meter_of, response_of
 from apps.power.selectors import budgets, it_w_of
-from apps.scheduling.response.limits import LOOKED_BACK, MINUTE_S, binds_until, counts
+from apps.scheduling.response.limits import (
+    LOOKED_BACK,
+    MINUTE_S,
+    binds_until,
+    counts,
+    ramp_step_w,
+    ramps_until,
+    recovers_until,
+)
 
 _MINUTE: Final = timedelta(seconds=MINUTE_S)
 _MOST_RAMP_STEPS: Final = 240
@@ -85,7 +93,7 @@ def _of_domain(
     events: Sequence[DemandResponseEvent],
     at: datetime,
 ) -> list[LimitAhead]:
-    courses = [_Course(event, at) for event in events]
+    courses = [_Course(event) for event in events]
     marks = {mark for course in courses for mark in course.marks if mark > at}
     if envelope is not None:
         marks.update(envelope[1].changes_at(at, at + LOOK_AHEAD))
@@ -104,45 +112,46 @@ def _of_domain(
 class _Course:
     """What one event leaves its domain, from now until it no longer counts."""
 
-    def __init__(self, event: DemandResponseEvent, at: datetime) -> None:
+    def __init__(self, event: DemandResponseEvent) -> None:
         meter = meter_of(event.domain)
         self.event = event
         target_w = limit_it_w(response_of(event), meter)
         self.target_w = inf if target_w is None else target_w
         self.over_at = binds_until(event)
-        self.ends_at = self.over_at + timedelta(seconds=event.recovery_s)
-        self.begins_at = event.start_at if event.ramp_start_at > at else event.ramp_start_at
+        self.begins_at = event.start_at
+        self.recovers_until, self.ramps_until = recovers_until(event), ramps_until(event)
         self.rebound_w = inf
         if event.reference_w is not None:
             self.rebound_w = meter.it_w(event.reference_w * event.rebound_limit_share)
-        limit = getattr(event.domain, "power_limit", None)
-        self.ramp_w: float | None = None if limit is None else limit.ramp_up_w_per_s
+        self.step_w = ramp_step_w(event)
         # Of an event that still binds nobody knows from which load it will come back: at the least from its target.
         self.from_at = event.ramped_at or self.over_at
         self.from_w = self.target_w if event.ramped_w is None else event.ramped_w
-        self.marks = [self.begins_at, self.over_at, self.ends_at]
+        self.marks = [self.begins_at, self.over_at, self.recovers_until, self.ramps_until]
         self.full_at = self.over_at  # when all that was slowed may have its power back
-        if self.ramp_w is not None and self.from_w < inf:
+        if self.step_w is not None and self.from_w < inf:
             rise_w = self.rebound_w - self.from_w
-            n = _MOST_RAMP_STEPS if rise_w == inf else int(max(0.0, rise_w) // (self.ramp_w * MINUTE_S)) + 1
+            n = _MOST_RAMP_STEPS if rise_w == inf else int(max(0.0, rise_w) // self.step_w) + 1
             steps = [self.from_at + i * _MINUTE for i in range(1, min(n, _MOST_RAMP_STEPS) + 1)]
-            self.marks += [mark for mark in steps if mark < self.ends_at]
-            self.full_at = min(steps[-1], self.ends_at)
+            self.marks += [mark for mark in steps if mark < self.ramps_until]
+            self.full_at = min(steps[-1], self.ramps_until)
 
     def limit_w(self, at: datetime) -> float:
         """Watts of IT load that it leaves then; inf: it says nothing."""
-        if at < self.begins_at or at >= self.ends_at:
+        if at < self.begins_at:
             return inf
         if at < self.over_at:
             return self.target_w
-        if self.ramp_w is None or self.from_w == inf:
-            return self.rebound_w
-        n_minutes = max(0, (at - self.from_at) // _MINUTE)
-        return min(self.rebound_w, self.from_w + self.ramp_w * MINUTE_S * n_minutes)
+        limit_w = self.rebound_w if at < self.recovers_until else inf
+        if self.step_w is not None and self.from_w < inf and at < self.ramps_until:
+            n_minutes = max(0, (at - self.from_at) // _MINUTE)
+            if n_minutes <= _MOST_RAMP_STEPS:
+                limit_w = min(limit_w, self.from_w + self.step_w * n_minutes)
+        return limit_w
 
     def is_ahead(self, now: datetime, at: datetime) -> bool:
         """Whether it is a target then, of an event that has not begun now."""
-        return self.begins_at > now and self.begins_at <= at < self.ends_at
+        return self.begins_at > now and self.begins_at <= at < self.ramps_until
 
 
 _OPEN: Final = (ActionState.REQUESTED, ActionState.ACKED, ActionState.VERIFIED, ActionState.FAILED)
@@ -152,7 +161,7 @@ def _of_plans(
     events: Sequence[DemandResponseEvent], at: datetime
 ) -> tuple[tuple[CapAhead, ...], frozenset[int]]:
     """What committed plans do to running work later than now; and whose pause is over."""
-    course_of = {event.pk: _Course(event, at) for event in events}
+    course_of = {event.pk: _Course(event) for event in events}
     spans: dict[int, list[tuple[datetime, datetime, float]]] = defaultdict(list)
     base: dict[int, float] = {}
     resumed: set[int] = set()

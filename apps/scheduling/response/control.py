@@ -43,7 +43,15 @@ from apps.power.services import record_modelled
 from apps.power.telemetry.facts import How, Quality
 from apps.scheduling.response import services
 from apps.scheduling.response.deciding import base_share_of, domain_w
-from apps.scheduling.response.limits import binds_until, in_force, rise_limits_w
+from apps.scheduling.response.envelopes import keep_envelopes
+from apps.scheduling.response.limits import (
+    MINUTE_S,
+    binds_until,
+    in_force,
+    ramp_step_w,
+    ramps_until,
+    rise_limits_w,
+)
 from apps.scheduling.response.site import RunningJob, Site, is_metered, read_site
 
 CONTROL_LOCK: Final = 0x504F_5745_5243  # "POWERC"
@@ -116,6 +124,7 @@ def _take_fence(who: str, at: datetime) -> tuple[int, bool]:
 def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
     done = Look()
     if not is_stopped:
+        keep_envelopes(at)
         _respond(at)
     actions = services.open_actions()
     live = in_force(at)
@@ -433,15 +442,23 @@ class _Control:
     # Giving back
 
     def note_release(self) -> None:
-        """Keep from which load an event's domain comes back: its ramp counts from there."""
+        """Keep what an event's domain may come back to: what it drew at the release, and with each full minute what it
+        draws then and a step of its ramp. A minute that nobody looked at allows no more than one step."""
         for event in self.live.values():
-            if event.ramped_at is not None or self.at < binds_until(event):
+            if self.at < binds_until(event):
                 continue
-            drawn_w = self.site.drawn_w.get(event.domain_id, 0.0)
-            DemandResponseEvent.objects.filter(pk=event.pk, ramped_at=None).update(
-                ramped_at=self.at, ramped_w=drawn_w
+            before_at, ramped_at, step_w = event.ramped_at, self.at, ramp_step_w(event)
+            allowed_w = self.site.drawn_w.get(event.domain_id, 0.0)
+            if before_at is not None:
+                n_minutes = (self.at - before_at) // timedelta(seconds=MINUTE_S)
+                if step_w is None or n_minutes < 1:
+                    continue
+                ramped_at = before_at + n_minutes * timedelta(seconds=MINUTE_S)
+                allowed_w += step_w
+            DemandResponseEvent.objects.filter(pk=event.pk, ramped_at=before_at).update(
+                ramped_at=ramped_at, ramped_w=allowed_w
             )
-            event.ramped_at, event.ramped_w = self.at, drawn_w
+            event.ramped_at, event.ramped_w = ramped_at, allowed_w
 
     def give_back(self) -> None:
         """Raise caps, and then put paused jobs back into line, as far as every limit above them allows."""
@@ -569,13 +586,29 @@ class _Control:
         self._move(given_back)
         rows = [event for event in events().filter(pk__in=self.live) if event.released_at is None]
         loads = loads_of(rows, at=self.at)
+        late = _still_away([event for event in rows if self.at < ramps_until(event)])
         for event in rows:
-            if self.at < binds_until(event):
+            if self.at < binds_until(event) or event.pk in late:
                 continue
             meter = self.site.domains[event.domain_id].meter
             draw_w = meter.fixed_w + meter.k * domain_w(self.site, event.domain_id)
             load = Load(draw_w=draw_w, allowed_w=loads[event.pk].allowed_w)
             settle_release(event_id=event.pk, load=load, at=self.at)
+
+
+def _still_away(events: Sequence[DemandResponseEvent]) -> set[int]:
+    """Events of whose paused jobs some wait in line since, or run with less power than they had."""
+    resumed = CurtailmentAction.objects.filter(
+        plan__event__in=[event.pk for event in events], state=ActionState.REVERTED
+    ).exclude(lever=Lever.CAP.value)
+    jobs_of: dict[int, set[int]] = defaultdict(set)
+    for event_id, job_id in resumed.values_list("plan__event_id", "job_id"):
+        jobs_of[job_id].add(event_id)
+    waiting = Job.objects.filter(pk__in=jobs_of, state__in=[State.QUEUED, State.STARTING])
+    capped = Job.objects.filter(
+        pk__in=jobs_of, allocations__ended_at=None, allocations__desired_power_cap_share__lt=1.0
+    )
+    return {event for job_id in (waiting | capped).values_list("pk", flat=True) for event in jobs_of[job_id]}
 
 
 class _Headroom:

@@ -1,8 +1,9 @@
 """What demand-response events leave each domain to draw at an instant: for planner and power control alike.
 
-Only events with a committed plan count: what nobody committed to binds nobody. From the ramp on nothing starts that
-would stand in the way of the target. Afterwards the load comes back by the domain's ramp and under the rebound limit;
-until everybody who was slowed has their power back nothing else starts.
+Only events with a committed plan count: what nobody committed to binds nobody. From the ramp on nobody gets power back
+that would stand in the way of the target, and nothing starts that is not over before it binds. Afterwards the load
+comes back by the domain's ramp and under the rebound limit; until everybody who was slowed has their power back nothing
+else starts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,12 +69,30 @@ def counts(event: DemandResponseEvent, at: datetime) -> bool:
     over_at = binds_until(event)
     if over_at < event.ramp_start_at:
         return False  # given up before it did anything
-    return event.released_at is None or at < over_at + timedelta(seconds=event.recovery_s)
+    return event.released_at is None or at < ramps_until(event)
 
 
 def binds_until(event: DemandResponseEvent) -> datetime:
     """Its end, or when it was given up."""
     return response_of(event).binds_until_at
+
+
+def recovers_until(event: DemandResponseEvent) -> datetime:
+    """When its rebound limit ends."""
+    return binds_until(event) + timedelta(seconds=event.recovery_s)
+
+
+def ramp_step_w(event: DemandResponseEvent) -> float | None:
+    """By how much the load of its domain may rise in a minute, in watts of IT load; None: by anything."""
+    limit = getattr(event.domain, "power_limit", None)
+    ramp: float | None = None if limit is None else limit.ramp_up_w_per_s
+    return None if ramp is None else ramp * MINUTE_S
+
+
+def ramps_until(event: DemandResponseEvent) -> datetime:
+    """When its domain may rise at any rate: as long again after the rebound limit, which held back who waits."""
+    n_times = 1 if ramp_step_w(event) is None else 2
+    return binds_until(event) + timedelta(seconds=n_times * event.recovery_s)
 
 
 def bounds(rows: Iterable[DemandResponseEvent], at: datetime) -> list[Bound]:
@@ -87,27 +106,20 @@ def _bound(event: DemandResponseEvent, at: datetime) -> Bound:
     target_w = limit_it_w(response, meter)
     target_w = inf if target_w is None else target_w
     over_at = response.binds_until_at
+    if at < event.start_at:
+        # Until the target binds, what is over by then may still start: see `ahead`.
+        return Bound(event, inf, target_w)
     if at < over_at:
         return Bound(event, target_w, target_w)
     rise_w = inf
-    if at < over_at + timedelta(seconds=event.recovery_s):
-        if event.reference_w is not None:
-            rise_w = meter.it_w(event.reference_w * event.rebound_limit_share)
-        rise_w = min(rise_w, _ramped_w(event, at))
+    if at < recovers_until(event) and event.reference_w is not None:
+        rise_w = meter.it_w(event.reference_w * event.rebound_limit_share)
+    if at < ramps_until(event) and ramp_step_w(event) is not None:
+        # Nobody has noted yet from where it comes back: it stays where it is.
+        rise_w = min(rise_w, event.ramped_w or 0.0)
     # Before those who were slowed nobody takes what comes back.
-    start_w = min(rise_w, event.ramped_w or target_w) if event.has_slowed else rise_w  # type: ignore[attr-defined]
+    start_w = 0.0 if event.has_slowed else rise_w  # type: ignore[attr-defined]
     return Bound(event, start_w, rise_w)
-
-
-def _ramped_w(event: DemandResponseEvent, at: datetime) -> float:
-    """The load that a domain's ramp allows by now: a step after each full minute, counted from the release."""
-    limit = getattr(event.domain, "power_limit", None)
-    ramp: float | None = None if limit is None else limit.ramp_up_w_per_s
-    if ramp is None:
-        return inf
-    if event.ramped_at is None or event.ramped_w is None:
-        return 0.0  # nobody has noted yet from where it comes back
-    return event.ramped_w + ramp * MINUTE_S * ((at - event.ramped_at) // timedelta(seconds=MINUTE_S))
 
 
 def start_limits_w(at: datetime) -> Mapping[int, float]:
@@ -138,10 +150,9 @@ def next_change_at(at: datetime) -> datetime | None:
     ahead = Q(ramp_start_at__gt=at) | Q(end_at__gt=at - LOOKED_BACK)
     for event in answered().filter(ahead, is_test=False):
         over_at = binds_until(event)
-        ends_at = over_at + timedelta(seconds=event.recovery_s)
-        marks += [event.ramp_start_at, event.start_at, over_at, ends_at]
-        limit = getattr(event.domain, "power_limit", None)
-        if over_at <= at < ends_at and limit is not None and limit.ramp_up_w_per_s and event.ramped_at:
+        ends_at = ramps_until(event)
+        marks += [event.ramp_start_at, event.start_at, over_at, recovers_until(event), ends_at]
+        if over_at <= at < ends_at and ramp_step_w(event) is not None and event.ramped_at:
             n = (at - event.ramped_at) // timedelta(seconds=MINUTE_S) + 1
             marks.append(event.ramped_at + n * timedelta(seconds=MINUTE_S))
     return min((mark for mark in marks if mark > at), default=None)
