@@ -15,6 +15,7 @@ from django.db import connection
 
 from apps.jobs.lifecycle import State
 from apps.power import readings
+from apps.power.budget_selectors import envelope_limits_w
 from apps.power.readings import DomainRow, LastWords, Word
 from apps.power.telemetry.bounds import bound_loads, held_paths
 from apps.power.telemetry.facts import NONE, Bound, Domain, Node, Part, Picture, Quality, Reading
@@ -29,6 +30,7 @@ class Branch:
     Attributes:
         limit_w: The tightest that is in force for it alone; None: no limit.
         event_limit_w: What events leave it; None: they leave it alone.
+        envelope_w: What its envelope leaves it at this hour; None: nothing is said.
         held_by: Its own name or that of the domain above that nothing may start under; empty: none.
         n_below: Domains below it, all levels.
     """
@@ -39,6 +41,7 @@ class Branch:
     depth: int
     limit_w: float | None
     event_limit_w: float | None
+    envelope_w: float | None
     bound: Bound
     words: LastWords
     is_held: bool
@@ -182,7 +185,7 @@ class PowerTree:
 
 
 def power_tree(at: datetime, *, event_limits_w: Mapping[int, float] | None = None) -> PowerTree:
-    """The tree with its loads; four queries, and one more where meters are silent.
+    """The tree with its loads; five queries, and one more where meters are silent.
 
     Args:
         event_limits_w: By domain id, the IT load that events leave it now.
@@ -193,7 +196,8 @@ def power_tree(at: datetime, *, event_limits_w: Mapping[int, float] | None = Non
     max_age_s = {source.name: source.max_age_s for source in sources}
     position = {row.id: index for index, row in enumerate(rows)}
     event_w = event_limits_w or {}
-    limits = [_tightest(row.it_limit_w, event_w.get(row.id)) for row in rows]
+    envelope_w = envelope_limits_w(at)
+    limits = [_tightest(row.it_limit_w, event_w.get(row.id), envelope_w.get(row.id)) for row in rows]
     domains = [
         Domain(
             name=row.name,
@@ -224,6 +228,7 @@ def power_tree(at: datetime, *, event_limits_w: Mapping[int, float] | None = Non
                 depth=depth,
                 limit_w=limits[index],
                 event_limit_w=event_w.get(row.id),
+                envelope_w=envelope_w.get(row.id),
                 bound=picture.bounds[index],
                 words=words[row.id],
                 is_held=held[index],

@@ -12,6 +12,7 @@ from apps.jobs.tests.builders import job
 from apps.power.budget import EVERY_DAY, Step
 from apps.power.models import CurtailmentPlan, DemandResponseEvent, PlanState
 from apps.power.services import set_envelope
+from apps.power.tests.builders import draw
 from apps.power.watchdog import Watchdog
 from apps.scheduling.models import Pass, Reason
 from apps.scheduling.snapshot import seconds, take_snapshot
@@ -79,7 +80,8 @@ def test_the_pass_is_run_again_when_a_step_ends_though_nothing_happens():
 def test_what_runs_is_slowed_before_a_step_falls_and_gets_its_power_back_after_it():
     scene = hall()
     envelope(scene, afternoon(114.4e3))
-    scene.through(clock(14, 44), clock(15), every_s=30.0)
+    scene.through(clock(14, 44), clock(14, 54), every_s=60.0)
+    scene.through(clock(14, 54), clock(15), every_s=15.0)
     seen = scene.through(clock(15), clock(17, 59), every_s=600.0, plan=True)
 
     assert max(seen.values()) <= 114.4e3
@@ -122,6 +124,7 @@ def test_the_watchdog_knows_of_the_step_that_holds():
 
 def test_what_a_committed_event_will_do_is_known_before_it_binds():
     scene = hall()
+    draw(scene.domain, 132.4e3, at=clock(12))
     event = announce(at=clock(12), actor=scene.operator, notified_at=clock(12))
     scene.commit(event, scene.preview(event, at=clock(12)), at=clock(12))
     snapshot = take_snapshot(clock(12, 5)).snapshot
