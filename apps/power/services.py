@@ -182,7 +182,7 @@ def _require_envelope(kind: str, steps: Sequence[Step], time_zone: str) -> None:
         raise InvalidInput.of("steps", f"are at most {MOST_STEPS}", "out_of_range")
     try:
         ZoneInfo(time_zone)
-    except (ValueError, OSError):  # the latter for a name that is a folder of the zones
+    except (KeyError, ValueError, OSError):  # the latter for a name that is a folder of the zones
         said = "must be a time zone such as America/Chicago"
         raise InvalidInput.of("time_zone", said, "unknown") from None
     for index, step in enumerate(steps):

@@ -639,7 +639,8 @@ class _Reader:
             if change.is_target and slack_w is not None:
                 it_w += float(slack_w[position])
             limit_w = min(domain.limit_w, domain.overhead_fixed_w + domain.overhead_k * it_w)
-            found.append(LimitChange(seconds(change.at), position, limit_w))
+            gives_way = change.is_envelope and limit_w < domain.limit_w
+            found.append(LimitChange(seconds(change.at), position, limit_w, gives_way))
         return tuple(found)
 
     def _cap_changes(self) -> tuple[CapChange, ...]:

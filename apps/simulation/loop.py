@@ -904,6 +904,7 @@ class Simulation:
                 replace(team, decayed_use_s=self.use.of(position, now_s))
                 for position, team in enumerate(self.teams)
             )
+        limit_changes, cap_changes = self.response.ahead()
         return Snapshot(
             now_s=now_s,
             facility=self.response.limited(self.facility),
@@ -919,6 +920,8 @@ class Simulation:
             datasets=tuple(self.datasets),
             staging_gib_per_s=self.world.scenario.numbers.staging_gib_per_s,
             quota_is_checked=bool(teams),  # labels own nothing and limit nothing
+            limit_changes=limit_changes,
+            cap_changes=cap_changes,
         )
 
     def _is_usable(self) -> BoolArray:

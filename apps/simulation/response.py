@@ -26,7 +26,7 @@ from apps.power.curtailment.facts import (
 )
 from apps.power.curtailment.options import allowed_loss
 from apps.scheduling.engine.caps import caps_of, under_cap
-from apps.scheduling.engine.facts import NONE, Domain, Facility, Placing
+from apps.scheduling.engine.facts import NONE, CapChange, Domain, Facility, LimitChange, Placing
 from apps.simulation.replay.heap import exact, plain
 from apps.simulation.scenario import DemandResponse
 from apps.simulation.world import power_children
@@ -155,6 +155,28 @@ class Response:
                 domains[at] = replace(domains[at], limit_w=min(domains[at].limit_w, limit_w))
             self._limited = (key, facility, replace(facility, domains=tuple(domains)))
         return self._limited[2]
+
+    def ahead(self) -> tuple[tuple[LimitChange, ...], tuple[CapChange, ...]]:
+        """What is known of events of which notice was given and for which nothing was done yet: the targets that will
+        bind, and the caps with which they will be met. What has begun is in `limited` already."""
+        now = self.sim.agenda.now
+        known = [e for e in self.events.values() if e.state == "notified" and e.start > now]
+        if not known:
+            return (), ()
+        limits: list[LimitChange] = []
+        for domain in sorted({event.domain for event in known}):
+            some = [event for event in known if event.domain == domain]
+            limit_w = self.limited(self.sim.facility).domains[domain].limit_w
+            for mark in sorted({mark for event in some for mark in (event.start, event.end)}):
+                targets = [event.target_w for event in some if event.start <= mark < event.end]
+                limits.append(LimitChange(float(mark), domain, min([limit_w, *targets])))
+        first = min(known, key=lambda event: event.start)
+        caps: list[CapChange] = []
+        for life, option in self._decided(first.start):
+            job_id = life.gang.id
+            caps.append(CapChange(float(first.start), job_id, self._cap_of(life, option)))
+            caps.append(CapChange(float(first.end), job_id, life.own_cap))
+        return tuple(limits), tuple(caps)
 
     def announce(self, row: DemandResponse) -> None:
         """Notice is given."""

@@ -162,7 +162,7 @@ def _save_envelope(request: HttpRequest, viewer: User, domain: Domain) -> HttpRe
     version = request.POST.get("version", "")
     try:
         zone = ZoneInfo(shown.time_zone)
-    except (ValueError, OSError):
+    except (KeyError, ValueError, OSError):
         shown.zone_fault = "must be a time zone such as America/Chicago"
         zone = ZoneInfo("UTC")
     steps = [step for line in shown.lines if (step := line.step(zone)) is not None]

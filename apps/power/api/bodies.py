@@ -28,6 +28,7 @@ from apps.power.selectors import it_w_of
 from apps.power.services import MOST_STEPS, Reading
 
 DayWord = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+BeginTime = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 ClockTime = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$|^24:00$")]
 AlarmWord = Literal["controller_silent", "over_limit", "stale_readings", "watchdog_blind"]
 
@@ -60,7 +61,7 @@ class StepIn(Strict):
     between two instants (`start_at`, `end_at`)."""
 
     days: Annotated[list[DayWord], Field(min_length=1, max_length=7)] | None = None
-    from_time: ClockTime = "00:00"
+    from_time: BeginTime = "00:00"
     until_time: ClockTime = "24:00"
     start_at: Instant | None = None
     end_at: Instant | None = None

@@ -1,7 +1,7 @@
 """What comes: when running work gives devices back, what is booked, and what has been promised to waiting jobs."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from apps.scheduling.engine.caps import under_cap
+from apps.scheduling.engine.caps import floor_of, may_pause, under_cap
 from apps.scheduling.engine.facts import (
     NONE,
     Booking,
@@ -18,6 +18,7 @@ from apps.scheduling.engine.facts import (
     FloatArray,
     Gang,
     IntArray,
+    LimitChange,
     Placing,
     Running,
     Shape,
@@ -200,6 +201,9 @@ class LimitSteps:
             if then_uw != now_uw[change.domain]:
                 rows.append((change.at_s, position[change.domain], then_uw - now_uw[change.domain]))
                 now_uw[change.domain] = then_uw
+        self.low = _low_spans(
+            [c for c in snapshot.limit_changes if c.domain in position], snapshot.now_s, position
+        )
         times, limits, steps_uw = zip(*rows, strict=True) if rows else ((), (), ())
         self.times: FloatArray = np.array(times, dtype=np.float64)
         self.limits: IntArray = np.array(limits, dtype=np.int64)
@@ -209,6 +213,19 @@ class LimitSteps:
     def falls_s(self) -> list[float]:
         """Instants at which some limit falls."""
         found: list[float] = np.unique(self.times[self.steps_uw < 0]).tolist()
+        return found
+
+    def spans_of(self, limits: IntArray) -> list[tuple[float, float]]:
+        """[start, end) in which work under some of these limits is slowed, in order, none meeting another."""
+        found: list[tuple[float, float]] = []
+        here = set(limits.ravel().tolist())
+        for start_s, end_s, limit in self.low:
+            if limit not in here:
+                continue
+            if found and start_s <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end_s, found[-1][1]))
+            else:
+                found.append((start_s, end_s))
         return found
 
     def apply(self, head: IntArray, until_s: float) -> None:
@@ -288,7 +305,10 @@ class Calendar:
             self.booked_nodes.append(np.zeros(frame.n_nodes, dtype=np.int64))
             if b.start_s > self.now_s:
                 self._pinch(b.start_s)
-        self._falls_s = sorted({*rises_s, *self.limit_steps.falls_s})
+        ends_s = {
+            end_s for _, end_s, _ in self.limit_steps.low if end_s != inf
+        }  # what was slowed comes back then
+        self._falls_s = sorted({*rises_s, *ends_s, *self.limit_steps.falls_s})
         for at_s in self._falls_s:
             self._pinch(at_s)
         for i, b in enumerate(self.bookings):
@@ -307,8 +327,8 @@ class Calendar:
             if change.at_s > self.now_s and change.job_id in self.held:
                 by_job.setdefault(change.job_id, []).append(change)
         rises_s: list[float] = []
-        for running in snapshot.running if by_job else ():
-            changes = by_job.get(running.gang.id, ())
+        for running in snapshot.running if by_job or self.limit_steps.low else ():
+            changes = by_job.get(running.gang.id) or self._gives_way(running)
             held = self.held[running.gang.id]
             turns, before = [], held.charge.draw
             for i, change in enumerate(changes):
@@ -328,6 +348,24 @@ class Calendar:
                 turns.append(Turn(position, change.at_s, end_s))
             held.turns = tuple(turns)
         return rises_s
+
+    def _gives_way(self, running: Running) -> list[CapChange]:
+        """How running work is slowed while limits above it are lower, where nobody has said it more exactly."""
+        if not running.gang.tier or not running.placing:
+            return []
+        kind = self.frame.kinds[int(self.frame.kind[running.placing[0].node])]
+        floor = min(floor_of(running.gang, kind), running.cap)
+        changes: list[CapChange] = []
+        if floor < running.cap:
+            paths = self.frame.paths[[share.node for share in running.placing]]
+            for start_s, end_s in self.limit_steps.spans_of(paths):
+                changes.append(CapChange(start_s, running.gang.id, floor))
+                changes.append(CapChange(end_s, running.gang.id, running.cap))
+        return [change for change in changes if self.now_s < change.at_s < inf]
+
+    def yields(self, gang: Gang) -> bool:
+        """Whether what starts of it is paused while limits are lower that what runs gives way to."""
+        return bool(self.limit_steps.low) and may_pause(gang)
 
     # -- bookings ---------------------------------------------------------------------------------------------------
 
@@ -513,7 +551,7 @@ class Calendar:
             return self._view(gang, first, until_s, promises, reservations)
         n = 1 + bisect_left(self._pinch_at_s, until_s)
         met = self._met(n, until_s, self.allowed(gang)) if self.bookings and reservations else None
-        key = (n, met, promises)
+        key = (n, met, promises, self.yields(gang))
         known = self._views.get(key)
         if known is None:
             known = self._views[key] = self._view(gang, first, until_s, promises, reservations)
@@ -537,8 +575,26 @@ class Calendar:
         is_freer_later = not len(self._named)
         if later is not None and not is_freer_later:
             later, is_freer_later = (*later[:3], self._named), True
+        if first is self.now and self.yields(gang):
+            whole, cpu, mem, _ = least or (None, None, None, None)
+            heads = [first.head, *(self._head_for_pausing(state) for state in states[1:])]
+            least = (
+                np.minimum.reduce([s.whole for s in states]) if whole is None else whole,
+                np.minimum.reduce([s.cpu for s in states]) if cpu is None else cpu,
+                np.minimum.reduce([s.mem for s in states]) if mem is None else mem,
+                np.minimum.reduce(heads),
+            )
         floor = Floor(states, holds, least, is_freer_later=is_freer_later, later=later, kept=kept)
         return View(floor, shut)
+
+    def _head_for_pausing(self, state: State) -> IntArray:
+        """What is left under each limit then for work that is paused while it is lower."""
+        low = [limit for start_s, end_s, limit in self.limit_steps.low if start_s <= state.at_s < end_s]
+        if not low:
+            return state.head
+        head = state.head.copy()
+        head[low] = BIG
+        return head
 
     def _met(self, n: int, until_s: float, allowed: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of the bookings that a gang meets until then; those that are still to start start at a pinch."""
@@ -601,8 +657,15 @@ class Calendar:
     def start(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Something starts now and is expected to give back at end_s."""
         met = self._met_by(charge, self.allowed(gang))
-        held = Held(charge, met, end_s, self._coming.add(charge, met))
+        turns: list[Turn] = []
+        if self.yields(gang):
+            for start_s, ends_s in self.limit_steps.spans_of(self.frame.paths[charge.nodes]):
+                if self.now_s < start_s < end_s:
+                    position = self._coming.add(_drawing_alone(charge, -charge.draw), ())
+                    turns.append(Turn(position, start_s, min(ends_s, end_s)))
+        held = Held(charge, met, end_s, self._coming.add(charge, met), tuple(turns))
         self.lift([held], 1)
+        self._note_turns(held)
         if end_s != inf:
             self._coming.at(end_s, -1, held.position)
         self.held[gang.id] = held
@@ -680,12 +743,16 @@ class Calendar:
             return False
         if held.end_s != inf:
             self._coming.at(held.end_s, -1, held.position)
+        self._note_turns(held)
+        self.held[gang.id] = held
+        return True
+
+    def _note_turns(self, held: Held) -> None:
+        """Let what is known of how much it draws later on count in what comes."""
         for turn in held.turns:
             self._coming.at(turn.start_s, 1, turn.position)
             if turn.end_s != inf:
                 self._coming.at(turn.end_s, -1, turn.position)
-        self.held[gang.id] = held
-        return True
 
     def hold_instead(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Running work holds something else from now on."""
@@ -865,6 +932,22 @@ class Search:
     n_stepped: IntArray = field(
         default_factory=lambda: np.zeros(1, dtype=np.int64)
     )  # limits that have changed
+
+
+def _low_spans(
+    changes: Sequence[LimitChange], now_s: float, position: Mapping[int, int]
+) -> list[tuple[float, float, int]]:
+    """(start, end, limit) of the times in which running work gives way, by start."""
+    of_domain: dict[int, list[LimitChange]] = {}
+    for change in sorted(changes, key=lambda c: c.at_s):
+        of_domain.setdefault(change.domain, []).append(change)
+    found: list[tuple[float, float, int]] = []
+    for domain, some in of_domain.items():
+        ends_s = [change.at_s for change in some[1:]] + [inf]
+        for change, end_s in zip(some, ends_s, strict=True):
+            if change.gives_way and end_s > now_s and change.at_s < end_s:
+                found.append((change.at_s, end_s, position[domain]))
+    return sorted(found)
 
 
 def _drawing_alone(charge: Charge, draw: IntArray) -> Charge:

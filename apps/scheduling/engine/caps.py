@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from apps.power.curtailment.facts import ALLOWED_LOSS
+from apps.power.curtailment.facts import ALLOWED_LOSS, INTERRUPTIBLE
 from apps.scheduling.engine.facts import Ask, Gang, Kind, Shape
 
 _SLACK: Final = 1e-9
@@ -19,6 +19,19 @@ def caps_of(gang: Gang, kind: Kind) -> tuple[tuple[float, float], ...]:
     )
     least = 1.0 - ALLOWED_LOSS[gang.tier] - _SLACK
     return tuple((cap, rate) for cap, rate in kind.caps if rate >= least and cap * kind.tdp_w < peak_w)
+
+
+def may_pause(gang: Gang) -> bool:
+    """Whether it can be off its power for a while without losing more than it allows."""
+    return gang.tier == INTERRUPTIBLE and gang.saving is not None
+
+
+def floor_of(gang: Gang, kind: Kind) -> float:
+    """The least share of TDP that its tier bears: 0 for what may be paused, 1 for what bears nothing."""
+    if may_pause(gang):
+        return 0.0
+    caps = caps_of(gang, kind)
+    return caps[-1][0] if caps else 1.0
 
 
 def under_cap(gang: Gang, kind: Kind, cap: float) -> Gang:

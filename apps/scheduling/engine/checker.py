@@ -18,6 +18,7 @@ from apps.scheduling.engine.facts import (
     Facility,
     Fault,
     Gang,
+    LimitChange,
     Placing,
     Plan,
     Policy,
@@ -30,6 +31,7 @@ from apps.scheduling.engine.facts import (
 
 SLACK = 1e-6  # relative: watts and cpus are sums of floats here
 _OVERDUE_S = 1.0
+_INTERRUPTIBLE = 4  # the tier
 _IDLE_W: WeakKeyDictionary[Facility, dict[int, float]] = WeakKeyDictionary()
 
 
@@ -469,50 +471,56 @@ class _Checker:
         ours: Counter[int] = Counter()  # by domain: how much of this plan draws there
         events: list[tuple[float, int, Callable[[], set[int]]]] = []
 
-        def draw(of: dict[int, float], sign: int, counts: bool) -> set[int]:
-            for domain, watts in of.items():
-                load[domain] += sign * watts
-                if counts and watts > 0:
-                    ours[domain] += sign
-            return set(of) if sign > 0 else set()
-
         def limit(domain: int, watts: float) -> set[int]:
             of = self.facility.domains[domain]
             limits[domain] = (watts - of.overhead_fixed_w) / of.overhead_k
             return {domain}
 
-        def turn(before: dict[int, float], then: dict[int, float]) -> set[int]:
-            for domain, watts in before.items():
-                load[domain] += then.get(domain, 0.0) - watts
-            return set(before)
+        def turn(before: dict[int, float], then: dict[int, float], is_ours: bool) -> set[int]:
+            for domain in before.keys() | then.keys():
+                was_w, is_w = before.get(domain, 0.0), then.get(domain, 0.0)
+                load[domain] += is_w - was_w
+                if is_ours:
+                    ours[domain] += (is_w > 0) - (was_w > 0)
+            return {domain for domain, watts in then.items() if watts > before.get(domain, 0.0)}
 
+        def course(
+            at_s: float, ends_s: float, steps: list[tuple[float, dict[int, float]]], is_ours: bool
+        ) -> None:
+            """Work that draws from an instant on, and otherwise from each of these on, until it ends."""
+            before: dict[int, float] = {}
+            for since_s, watts in steps:
+                if since_s == at_s or at_s < since_s < ends_s:
+                    events.append((since_s, 2, partial(turn, before, watts, is_ours)))
+                    before = watts
+            events.append((ends_s, 0, partial(turn, before, {}, is_ours)))
+
+        nothing: dict[int, float] = {}
         changes: dict[int, list[CapChange]] = defaultdict(list)
-        for change_of_cap in sorted(snapshot.cap_changes, key=lambda c: c.at_s):
-            changes[change_of_cap.job_id].append(change_of_cap)
+        for change in sorted(snapshot.cap_changes, key=lambda c: c.at_s):
+            if change.at_s > now_s:
+                changes[change.job_id].append(change)
         for running in self.stays:
-            watts = self._load_above_idle([(running.gang, running.placing)])
-            draw(watts, 1, False)
+            gang, placing = running.gang, running.placing
             ends_s = running.ends_s if running.ends_s > now_s else now_s + _OVERDUE_S
-            for change in changes[running.gang.id]:
-                if now_s < change.at_s < ends_s:
-                    then = self._load_under_cap(running, change.cap)
-                    events.append((change.at_s, 1, partial(turn, watts, then)))
-                    watts = then
-            events.append((ends_s, 0, partial(draw, watts, -1, False)))
-        gangs = {gang.id: (gang, placing) for gang, placing in placed}
+            told = changes[gang.id] or self._slowed(gang, placing, running.cap)
+            steps = [(change.at_s, self._load_under_cap(running, change.cap)) for change in told]
+            course(now_s, ends_s, [(now_s, self._load_above_idle([(gang, placing)])), *steps], False)
         ends = {s.job_id: s.expected_end_s for s in self.plan.starts}
         ends |= {resize.job_id: resize.expected_end_s for _, resize in self.resized}
-        for job_id, (gang, placing) in gangs.items():
+        for gang, placing in placed:
             watts = self._load_above_idle([(gang, placing)])
-            draw(watts, 1, True)
-            events.append((ends.get(job_id, inf), 0, partial(draw, watts, -1, True)))
+            # What starts may count on being paused, but on no cap that it does not start under.
+            told = self._slowed(gang, placing, 1.0) if self._may_pause(gang) else []
+            steps = [(change.at_s, watts if change.cap else nothing) for change in told]
+            course(now_s, ends.get(gang.id, inf), [(now_s, watts), *steps], True)
         for reserve in self.plan.reserves:
             if reserve.job_id in self.gangs:
                 gang = self.gangs[reserve.job_id]
                 watts = self._load_above_idle([(gang, reserve.placing)])
                 length_s = gang.limit_s if gang.limit_s != inf else self._work_s(gang, reserve.placing)
-                events.append((reserve.start_s, 2, partial(draw, watts, 1, True)))
-                events.append((reserve.start_s + length_s, 0, partial(draw, watts, -1, True)))
+                start_s = reserve.start_s
+                course(start_s, start_s + length_s, [(start_s, watts)], True)
         for step in snapshot.limit_changes:
             if step.at_s > now_s:
                 events.append((step.at_s, 1, partial(limit, step.domain, step.limit_w)))
@@ -522,6 +530,8 @@ class _Checker:
             touched |= carry_out()
             if i + 1 < len(events) and events[i + 1][0] == at_s:
                 continue
+            if at_s == now_s:
+                touched = set()  # what holds now is looked at by itself
             for domain in sorted(touched & limits.keys()):
                 most_w = limits[domain]
                 if ours[domain] > 0 and load[domain] > most_w + slack * max(1.0, abs(most_w)):
@@ -532,6 +542,39 @@ class _Checker:
                         f"{name} would draw {load[domain]:.1f} W of {most_w:.1f} W in {at_s - now_s:.0f} s",
                     )
             touched = set()
+
+    def _slowed(self, gang: Gang, placing: Placing, cap: float) -> list[CapChange]:
+        """When work is slowed, and how far, where limits above it are lower that what runs gives way to."""
+        of_domain: dict[int, list[LimitChange]] = defaultdict(list)
+        for step in sorted(self.snapshot.limit_changes, key=lambda c: c.at_s):
+            of_domain[step.domain].append(step)
+        above = {domain for share in placing for domain in self._domains_of(share.node)}
+        marks: set[float] = set()
+        low: list[tuple[float, float]] = []
+        for domain in above & of_domain.keys():
+            steps = of_domain[domain]
+            for step, ends_s in zip(steps, [*(later.at_s for later in steps[1:]), inf], strict=True):
+                if step.gives_way and step.at_s < ends_s:
+                    low.append((step.at_s, ends_s))
+                    marks |= {step.at_s, ends_s}
+        if not low or not gang.tier:
+            return []
+        floor = min(cap, self._floor(gang, placing))
+        return [
+            CapChange(at_s, gang.id, floor if any(start <= at_s < end for start, end in low) else cap)
+            for at_s in sorted(marks - {inf})
+        ]
+
+    def _may_pause(self, gang: Gang) -> bool:
+        return gang.tier == _INTERRUPTIBLE and gang.saving is not None
+
+    def _floor(self, gang: Gang, placing: Placing) -> float:
+        """The deepest cap, as a share of TDP, that its tier bears; 0: it may be paused."""
+        if self._may_pause(gang):
+            return 0.0
+        kind = self.facility.kinds[int(self.facility.kind[placing[0].node])]
+        most_lost = (0.0, 0.1, 0.25, 0.5, 1.0)[gang.tier]
+        return min((cap for cap, rate in kind.caps if 1.0 - rate <= most_lost + 1e-9), default=1.0)
 
     def _load_under_cap(self, running: Running, cap: float) -> dict[int, float]:
         """Watts above idle of running work, by domain, if its devices are capped so."""

@@ -165,6 +165,7 @@ class Explainer:
             at_quota,
             gang.datasets,
             walk.strictly_behind is gang,
+            walk.calendar.yields(gang),
         )
         if key not in self._known:
             blocked_by, together = self._blocked_by(gang)
@@ -241,7 +242,7 @@ class Explainer:
                 continue
             # What lasts longer meets more promises: what fits does so for less, what does not will not for more.
             n_pinches, met = window
-            key = (id(gang.shape), kind, met, gang.datasets, left_out)
+            key = (id(gang.shape), kind, met, gang.datasets, left_out, walk.calendar.yields(gang))
             fits_to, fails_from = self._fits.get(key, (-inf, inf))
             if fits_to < n_pinches < fails_from:
                 duration_s = walk.duration_s(gang, kind)

@@ -286,6 +286,9 @@ class LimitChange:
     at_s: float
     domain: int
     limit_w: float  # as `Domain.limit_w`; inf: none
+    gives_way: bool = (
+        False  # until the domain's next change what runs there is slowed as far as its tier bears
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def class_of(gang: Gang, account: int) -> tuple[object, ...]:
     """What decides where a job may start, and whom it may evict, its limit aside: of two that are equal in it, the
     longer does not start where the shorter cannot."""
     work_s = gang.work_s if gang.limit_s == inf else inf
-    return id(gang.shape), account, gang.priority, gang.datasets, work_s, gang.tier
+    return id(gang.shape), account, gang.priority, gang.datasets, work_s, gang.tier, gang.saving is None
 
 
 def _any_devices(gang: Gang, placing: Placing) -> Placing:
@@ -1028,7 +1028,8 @@ class Pass:
             alike = (asks, shape.cluster, shape.reservation)
             family = self._family[id(shape)] = self._families.setdefault(alike, len(self._families))
         account = self.tree.account(gang) if self.tree.teams else NONE
-        return (family, kind, account, self.calendar.allowed(gang), gang.datasets), shape.asks[0].n_replicas
+        key = (family, kind, account, self.calendar.allowed(gang), gang.datasets, self.calendar.yields(gang))
+        return key, shape.asks[0].n_replicas
 
     def _forget_failures(self) -> None:
         self._failed.clear()

@@ -6,7 +6,7 @@ promised the hour at which it rises. Only events with a committed plan count, as
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import Final
@@ -45,6 +45,7 @@ class LimitAhead:
     domain_id: int
     limit_w: float
     is_target: bool = False
+    is_envelope: bool = False  # what runs is slowed to it, as far as its tier bears: see `envelopes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,15 @@ def _of_domain(
         marks.update(envelope[1].changes_at(at, at + LOOK_AHEAD))
     found: list[LimitAhead] = []
     for mark in sorted(marks):
-        told = [(course.limit_w(mark), course.is_ahead(at, mark)) for course in courses]
+        told = [
+            LimitAhead(mark, domain_id, course.limit_w(mark), is_target=course.is_ahead(at, mark))
+            for course in courses
+        ]
         if envelope is not None and (watts := envelope[1].envelope_w(mark)) is not None:
-            told.append((it_w_of(envelope[0], watts), False))
-        limit_w, is_target = min(told, default=(inf, False))
-        last = found[-1] if found else None
-        if last is None or (last.limit_w, last.is_target) != (limit_w, is_target):
-            found.append(LimitAhead(mark, domain_id, limit_w, is_target))
+            told.append(LimitAhead(mark, domain_id, it_w_of(envelope[0], watts), is_envelope=True))
+        then = min(told, key=lambda one: one.limit_w, default=LimitAhead(mark, domain_id, inf))
+        if not found or replace(then, at=found[-1].at) != found[-1]:
+            found.append(then)
     return found
 
 

@@ -124,7 +124,7 @@ def test_the_watchdog_knows_of_the_step_that_holds():
 
 def test_what_a_committed_event_will_do_is_known_before_it_binds():
     scene = hall()
-    draw(scene.domain, 132.4e3, at=clock(12))
+    draw(scene.domain, 132.4e3, at=clock(12), source="modelled")
     event = announce(at=clock(12), actor=scene.operator, notified_at=clock(12))
     scene.commit(event, scene.preview(event, at=clock(12)), at=clock(12))
     snapshot = take_snapshot(clock(12, 5)).snapshot

@@ -19,6 +19,7 @@ from apps.scheduling.engine.facts import (
     LimitChange,
     Member,
     Running,
+    Saving,
     Shape,
     Share,
     Snapshot,
@@ -186,7 +187,7 @@ def _limit_change(draw: st.DrawFn, where: Facility) -> LimitChange:
     """Of any domain through which power flows, whether or not it has a limit now."""
     domains = [i for i, domain in enumerate(where.domains) if domain.kind in ("hall", "rack")]
     at_s, limit_w = draw(st.sampled_from([3.0, 8.0, 40.0, 100.0])), draw(st.sampled_from(_LATER_W))
-    return LimitChange(at_s, draw(st.sampled_from(domains)), limit_w)
+    return LimitChange(at_s, draw(st.sampled_from(domains)), limit_w, draw(st.booleans()))
 
 
 _LATER_W = [500.0, 1000.0, 2500.0, 6000.0, inf]
@@ -257,5 +258,6 @@ def _gang(draw: st.DrawFn, id: int, n_teams: int, n_bookings: int) -> Gang:
         submitted_s=draw(st.sampled_from([-3.0, -2.0, -1.0])),
         is_held=draw(st.sampled_from([False] * 9 + [True])),
         tier=draw(st.sampled_from([0, 0, 0, 2, 4])),
+        saving=draw(st.sampled_from([None, Saving(10.0, 1.0)])),
         reservation=draw(st.sampled_from([NONE] * 6 + list(range(n_bookings)))),
     )
