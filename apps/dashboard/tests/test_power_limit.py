@@ -132,8 +132,8 @@ def test_a_line_that_means_nothing_is_refused_where_it_stands_and_kept(facility,
 def test_what_somebody_saved_meanwhile_is_shown(facility, admin):
     hall = hall_of(facility)
     stale = lines(hall, ("Mon", "13:00", "19:00", "5"))
-    services.set_limit(domain_id=hall.pk, changes={"limit_w": 9e5}, actor=None, at=datetime.now(UTC))
-    services.set_limit(domain_id=hall.pk, changes={"limit_w": 8e5}, actor=None, at=datetime.now(UTC))
+    services.set_limit(domain_id=hall.pk, changes={"max_age_s": 90.0}, actor=None, at=datetime.now(UTC))
+    services.set_limit(domain_id=hall.pk, changes={"max_age_s": 80.0}, actor=None, at=datetime.now(UTC))
     answer = admin.post(path_of(hall), {**stale, "version": "1"})
     assert answer.status_code == 409
     assert not EnvelopeStep.objects.exists()

@@ -455,7 +455,7 @@ def _relaxations(
         lower = [cap for cap in curve.caps() if cap * curve.tdp_w < now_w - 1e-6]
         if not lower or (chosen is not None and chosen.lever in HARD):
             continue
-        cap = lower[-1]
+        cap = lower[0]  # the next step: what more it gives is asked again
         gain_w = (now_w - cap * curve.tdp_w) * n
         lost = 1.0 - curve.rate(cap, job.draw_w)
         found.append(

@@ -117,8 +117,11 @@ def _bound(event: DemandResponseEvent, at: datetime) -> Bound:
     if at < ramps_until(event) and ramp_step_w(event) is not None:
         # Nobody has noted yet from where it comes back: it stays where it is.
         rise_w = min(rise_w, event.ramped_w or 0.0)
-    # Before those who were slowed nobody takes what comes back.
-    start_w = 0.0 if event.has_slowed else rise_w  # type: ignore[attr-defined]
+    start_w = rise_w
+    if event.has_slowed:  # type: ignore[attr-defined]
+        # Before those who were slowed nobody takes what comes back: only what others give up since the last minute.
+        drawn_w = target_w if event.ramped_w is None else event.ramped_w - (ramp_step_w(event) or 0.0)
+        start_w = min(rise_w, drawn_w)
     return Bound(event, start_w, rise_w)
 
 
