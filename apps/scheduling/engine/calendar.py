@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from apps.scheduling.engine.caps import floor_of, may_pause, under_cap
+from apps.scheduling.engine.caps import may_pause, under_cap
 from apps.scheduling.engine.facts import (
     NONE,
     Booking,
@@ -350,17 +350,14 @@ class Calendar:
         return rises_s
 
     def _gives_way(self, running: Running) -> list[CapChange]:
-        """How running work is slowed while limits above it are lower, where nobody has said it more exactly."""
-        if not running.gang.tier or not running.placing:
+        """How interruptible work is paused while limits above it are lower, where nobody has said it more exactly."""
+        if not self.yields(running.gang) or not running.placing:
             return []
-        kind = self.frame.kinds[int(self.frame.kind[running.placing[0].node])]
-        floor = min(floor_of(running.gang, kind), running.cap)
         changes: list[CapChange] = []
-        if floor < running.cap:
-            paths = self.frame.paths[[share.node for share in running.placing]]
-            for start_s, end_s in self.limit_steps.spans_of(paths):
-                changes.append(CapChange(start_s, running.gang.id, floor))
-                changes.append(CapChange(end_s, running.gang.id, running.cap))
+        paths = self.frame.paths[[share.node for share in running.placing]]
+        for start_s, end_s in self.limit_steps.spans_of(paths):
+            changes.append(CapChange(start_s, running.gang.id, 0.0))
+            changes.append(CapChange(end_s, running.gang.id, running.cap))
         return [change for change in changes if self.now_s < change.at_s < inf]
 
     def yields(self, gang: Gang) -> bool:

@@ -26,14 +26,6 @@ def may_pause(gang: Gang) -> bool:
     return gang.tier == INTERRUPTIBLE and gang.saving is not None
 
 
-def floor_of(gang: Gang, kind: Kind) -> float:
-    """The least share of TDP that its tier bears: 0 for what may be paused, 1 for what bears nothing."""
-    if may_pause(gang):
-        return 0.0
-    caps = caps_of(gang, kind)
-    return caps[-1][0] if caps else 1.0
-
-
 def under_cap(gang: Gang, kind: Kind, cap: float) -> Gang:
     """The gang as it counts against the limits with its devices capped."""
     most_w = cap * kind.tdp_w

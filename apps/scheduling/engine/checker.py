@@ -511,7 +511,7 @@ class _Checker:
         for gang, placing in placed:
             watts = self._load_above_idle([(gang, placing)])
             # What starts may count on being paused, but on no cap that it does not start under.
-            told = self._slowed(gang, placing, 1.0) if self._may_pause(gang) else []
+            told = self._slowed(gang, placing, 1.0)
             steps = [(change.at_s, watts if change.cap else nothing) for change in told]
             course(now_s, ends.get(gang.id, inf), [(now_s, watts), *steps], True)
         for reserve in self.plan.reserves:
@@ -544,7 +544,9 @@ class _Checker:
             touched = set()
 
     def _slowed(self, gang: Gang, placing: Placing, cap: float) -> list[CapChange]:
-        """When work is slowed, and how far, where limits above it are lower that what runs gives way to."""
+        """When interruptible work is paused and goes on, where limits above it are lower that it gives way to."""
+        if not self._may_pause(gang):
+            return []
         of_domain: dict[int, list[LimitChange]] = defaultdict(list)
         for step in sorted(self.snapshot.limit_changes, key=lambda c: c.at_s):
             of_domain[step.domain].append(step)
@@ -557,24 +559,13 @@ class _Checker:
                 if step.gives_way and step.at_s < ends_s:
                     low.append((step.at_s, ends_s))
                     marks |= {step.at_s, ends_s}
-        if not low or not gang.tier:
-            return []
-        floor = min(cap, self._floor(gang, placing))
         return [
-            CapChange(at_s, gang.id, floor if any(start <= at_s < end for start, end in low) else cap)
+            CapChange(at_s, gang.id, 0.0 if any(start <= at_s < end for start, end in low) else cap)
             for at_s in sorted(marks - {inf})
         ]
 
     def _may_pause(self, gang: Gang) -> bool:
         return gang.tier == _INTERRUPTIBLE and gang.saving is not None
-
-    def _floor(self, gang: Gang, placing: Placing) -> float:
-        """The deepest cap, as a share of TDP, that its tier bears; 0: it may be paused."""
-        if self._may_pause(gang):
-            return 0.0
-        kind = self.facility.kinds[int(self.facility.kind[placing[0].node])]
-        most_lost = (0.0, 0.1, 0.25, 0.5, 1.0)[gang.tier]
-        return min((cap for cap, rate in kind.caps if 1.0 - rate <= most_lost + 1e-9), default=1.0)
 
     def _load_under_cap(self, running: Running, cap: float) -> dict[int, float]:
         """Watts above idle of running work, by domain, if its devices are capped so."""

@@ -286,9 +286,7 @@ class LimitChange:
     at_s: float
     domain: int
     limit_w: float  # as `Domain.limit_w`; inf: none
-    gives_way: bool = (
-        False  # until the domain's next change what runs there is slowed as far as its tier bears
-    )
+    gives_way: bool = False  # until the domain's next change interruptible work there is paused
 
 
 @dataclass(frozen=True, slots=True)

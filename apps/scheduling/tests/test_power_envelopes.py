@@ -31,17 +31,17 @@ def afternoon(limit_w, begin=15, end=18):
     return Step(limit_w, EVERY_DAY, begin * 60, end * 60)
 
 
-def submit(scene, name, *, at, limit_s, tier=0):
-    """One node, for so long at the most."""
+def submit(scene, name, *, at, limit_s, tier=0, n_nodes=1):
+    """So many nodes, for so long at the most."""
     of = Job.objects.select_related("team", "user").get(pk=scene.jobs[A])
-    asked = {"replicas": 1, "devices": 8, "power_w": 700.0, "time_limit": limit_s, "flexibility": tier}
+    asked = {"replicas": n_nodes, "devices": 8, "power_w": 700.0, "time_limit": limit_s, "flexibility": tier}
     scene.jobs[name] = job(of.team, of.user, at=at, name=name, **asked).pk
 
 
 def test_a_job_that_would_run_into_a_lower_step_waits_for_the_hour_at_which_it_rises():
     scene = hall()
     envelope(scene, afternoon(134e3))
-    submit(scene, "long", at=clock(14), limit_s=3601.0)
+    submit(scene, "long", at=clock(14), limit_s=3601.0, n_nodes=3)
     submit(scene, "short", at=clock(14), limit_s=3600.0)
     scene.at(clock(14), plan=True)
 
@@ -49,12 +49,12 @@ def test_a_job_that_would_run_into_a_lower_step_waits_for_the_hour_at_which_it_r
     told = Reason.objects.get(job_id=scene.jobs["long"])
     assert (told.code, told.expected_start_at) == ("power", clock(18))
     assert told.sentence.startswith(
-        "The limit of hall falls to 134.0 kW in 1 h, which leaves 1.6 kW; it needs 4.8 kW"
+        "The limit of hall falls to 134.0 kW in 1 h, which leaves 11.2 kW; it needs 14.4 kW"
     )
     assert told.facts["rises_s"] == seconds(clock(18))
     scene.at(clock(15, 30), plan=True)
     assert Reason.objects.get(job_id=scene.jobs["long"]).sentence.startswith(
-        "hall has 1.6 kW left; it needs 4.8 kW."
+        "hall has 1.6 kW left; it needs 14.4 kW."
     )
     scene.at(clock(18), plan=True)
     assert scene.state("long") == State.RUNNING
@@ -63,7 +63,7 @@ def test_a_job_that_would_run_into_a_lower_step_waits_for_the_hour_at_which_it_r
 
 def test_whose_tier_bears_it_starts_under_a_cap_that_fits_through_the_step():
     scene = hall()
-    envelope(scene, afternoon(134e3))
+    envelope(scene, afternoon(125e3))
     submit(scene, "X", at=clock(14), limit_s=7200.0, tier=3)
     scene.at(clock(14), plan=True)
     assert (scene.state("X"), scene.share("X")) == (State.RUNNING, 300.0)

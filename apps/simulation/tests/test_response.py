@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apps.simulation.report import summary
-from apps.simulation.tests.scenes import Scene, run_scene
+from apps.simulation.tests.scenes import Scene, run_scene, scene_of
 
 NOTICE, START, END = 900, 1800, 12_600
 CAPS_W = {600: 600 / 700, 500: 500 / 700, 400: 400 / 700, 300: 300 / 700}
@@ -348,3 +348,26 @@ def test_limits_tiers_and_the_ledger_hold_whatever_is_asked(told, ramp, tier, su
     assert {name: watts for name, watts in each.items() if name not in ("A", "X")} == dict.fromkeys(
         "BCDE", 700
     )
+
+
+def test_from_the_notice_on_nothing_starts_that_would_still_run_when_the_target_binds_and_not_fit():
+    rack = {"domains": [{"name": "hall", "kind": "hall"}]}
+    nodes = [{"name": f"n{i}", "accelerator": "A", "devices": 8, "power": "hall"} for i in range(2)]
+    # At rest 640 W; each job adds 2,880 W, and 4,000 W are asked for from 1,000 s to 3,000 s.
+    asked = {"devices": 8, "submit": 200}
+    scene = scene_of(
+        {"name": "first", "devices": 8, "runtime": 5_000},
+        {"name": "long", **asked, "runtime": 1_500},
+        {"name": "short", **asked, "runtime": 500},
+        events=[
+            {"t": 100, "type": "demand_response", "name": "e", "domain": "hall", "target_w": 4_000,
+             "start": 1_000, "duration": 2_000}
+        ],
+        facility={**rack, "nodes": nodes},
+        policy={"rebound_limit": 3},
+    )  # fmt: skip
+    outcome = run_scene(scene)
+    starts = {line["job"]: line["t"] for line in outcome.lines if line["event"] == "start"}
+    promised = {line["job"]: line["expected_start"] for line in outcome.lines if line["event"] == "reserve"}
+    assert (starts["short"], starts["long"]) == (200, 3_000)
+    assert promised["long"] == 3_000

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from apps.scheduling.engine.checker import check
-from apps.scheduling.engine.facts import CapChange, Kind, LimitChange, Plan, Policy, Snapshot
+from apps.scheduling.engine.facts import CapChange, Kind, LimitChange, Plan, Policy, Saving, Snapshot
 from apps.scheduling.engine.planner import plan
 from apps.scheduling.engine.tests.scenes import facility, gang, holds, snapshot
 
@@ -149,3 +149,30 @@ def test_the_checker_finds_a_start_that_runs_into_a_lower_limit():
     assert fault.rule == "power"
     assert "hall would draw 10400.0 W of 6800.0 W in 99 s" in fault.message
     assert check(replace(scene, limit_changes=(LimitChange(100.0, HALL, 6_800.0),)), decided, Policy()) == ()
+
+
+@pytest.mark.parametrize(
+    ("tier", "saving", "gives_way", "starts"),
+    [
+        (4, Saving(600.0), True, True),
+        (4, Saving(600.0), False, False),  # of an event: its plan says who is paused
+        (4, None, True, False),  # nothing of it would be kept
+        (0, Saving(600.0), True, False),
+    ],
+)
+def test_what_may_be_paused_starts_before_a_step_at_which_it_will_be(tier, saving, gives_way, starts):
+    where = hall(1, 20_000.0)
+    job = gang(1, 1, 8, tier=tier, saving=saving, limit_s=500.0)
+    low, high = LimitChange(50.0, HALL, 3_000.0, gives_way), LimitChange(90.0, HALL, 20_000.0)
+    decided = decide(snapshot(where, job, limit_changes=(low, high)))
+    assert [start.cap for start in decided.starts] == ([1.0] if starts else [])
+
+
+def test_others_count_on_it_that_interruptible_work_is_paused_while_an_envelope_is_lower():
+    # 14.8 kW would be drawn with both; from 50 s to 90 s there are 10.4, enough for one of them.
+    batch = holds(gang(90, 1, 8, tier=4, saving=Saving(600.0)), (0, ALL), ends_s=1e6)
+    low, high = LimitChange(50.0, HALL, 10_400.0, True), LimitChange(90.0, HALL, 20e3)
+    scene = snapshot(hall(2, 20e3), gang(1, 1, 8), running=(batch,), limit_changes=(low, high))
+    assert [start.job_id for start in decide(scene).starts] == [1]
+    firm = replace(scene.running[0], gang=replace(batch.gang, tier=3))
+    assert decide(replace(scene, running=(firm,))).starts == ()
