@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('power', '0008_settlement'),
+        ('power', '0009_budget'),
     ]
 
     operations = [
