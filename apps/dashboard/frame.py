@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from apps.core import clock
 from apps.inventory import selectors as inventory
+from apps.power.response import Phase
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.models import Pass
@@ -19,6 +20,7 @@ from apps.teams.models import User
 
 # The slow beat plans at least once in this time; three missed beats are worth a warning.
 _PASS_IS_LATE_AFTER: Final = timedelta(seconds=90)
+_MOVING: Final = (Phase.RAMPING, Phase.ACTIVE, Phase.RECOVERING)
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,18 @@ class Frame:
         )
 
     @cached_property
+    def _grid_events(self) -> list[response.Standing]:
+        return response.events_of_the_hour(self.now)
+
+    @property
     def grid_event(self) -> response.Standing | None:
         """The demand-response event that everybody should know of; one query."""
-        return response.event_of_the_hour(self.now)
+        return next(iter(self._grid_events), None)
+
+    @property
+    def n_grid_events(self) -> int:
+        """Of those, how many move loads now."""
+        return sum(one.phase in _MOVING for one in self._grid_events)
 
     @property
     def person(self) -> str:

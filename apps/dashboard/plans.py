@@ -18,7 +18,8 @@ from apps.power.plan_services import EXPIRES_AFTER, confirmation_of
 from apps.scheduling.response.selectors import Means, means_of, names_of
 from apps.scheduling.response.services import DryRun
 
-_MOST_ROWS: Final = 50
+_FEW_ROWS: Final = 8
+_ROWS_A_PAGE: Final = 50
 _LONG_UNSAVED_S: Final = 600
 _MOST_WARNED: Final = 5
 
@@ -76,6 +77,7 @@ class Shown:
     Attributes:
         token: Stands for what is shown: `seen` of a dry run, the hash of a preview of an announced event.
         is_new: The event is not announced yet.
+        page: Which page of the jobs it touches, from 1 on; 0: the first few.
     """
 
     event: DemandResponseEvent
@@ -89,9 +91,10 @@ class Shown:
     token: str
     is_new: bool
     actions: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    page: int = 0
 
     @classmethod
-    def of_dry_run(cls, run: DryRun) -> "Shown":
+    def of_dry_run(cls, run: DryRun, *, page: int = 0) -> "Shown":
         draft = run.draft
         return cls(
             event=run.event,
@@ -105,10 +108,11 @@ class Shown:
             token=run.seen,
             is_new=True,
             actions=[{"issue_at": one.issue_at.isoformat()} for one in draft.actions],
+            page=page,
         )
 
     @classmethod
-    def of_plan(cls, plan: CurtailmentPlan, event: DemandResponseEvent) -> "Shown":
+    def of_plan(cls, plan: CurtailmentPlan, event: DemandResponseEvent, *, page: int = 0) -> "Shown":
         at = plan.previewed_at or event.created_at
         return cls(
             event=event,
@@ -122,6 +126,7 @@ class Shown:
             token=plan.inputs_hash,
             is_new=False,
             actions=plan.plan["actions"],
+            page=page,
         )
 
     # Figures
@@ -214,36 +219,69 @@ class Shown:
     # Jobs
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """The jobs it touches, the greatest harm first."""
-        told = self.details["jobs"][:_MOST_ROWS]
+    def listed(self) -> list[Row]:
+        """The jobs it touches, the greatest harm first, as far as they are kept one by one."""
+        told = self.details["jobs"]
         means = means_of([one["job_id"] for one in told])
         return [Row(one, means.get(one["job_id"]), self.k) for one in told]
 
     @property
-    def n_more(self) -> int:
-        return int(self.details["n_jobs"]) - len(self.rows)
+    def n_pages(self) -> int:
+        return max(1, -(-len(self.listed) // _ROWS_A_PAGE))
+
+    @property
+    def shown_page(self) -> int:
+        """The page that is shown: of a plan that got shorter the last one it has."""
+        return min(self.page, self.n_pages)
+
+    @property
+    def rows(self) -> list[Row]:
+        if not self.page:
+            return self.listed[:_FEW_ROWS]
+        begin = (self.shown_page - 1) * _ROWS_A_PAGE
+        return self.listed[begin : begin + _ROWS_A_PAGE]
+
+    @property
+    def first_row(self) -> int:
+        """Place of the first row that is shown, from 1 on."""
+        return (max(1, self.shown_page) - 1) * _ROWS_A_PAGE + 1
+
+    @property
+    def last_row(self) -> int:
+        return self.first_row + len(self.rows) - 1
 
     @property
     def n_jobs(self) -> int:
         return int(self.details["n_jobs"])
 
     @property
+    def n_not_listed(self) -> int:
+        """Jobs that it touches as well, too many to be kept one by one."""
+        return self.n_jobs - len(self.listed)
+
+    @property
+    def more_to_ask_w(self) -> float:
+        """By how much more a target has to ask before it asks for anything: the load is below its limit already."""
+        return self.limit_w - self.base_w
+
+    @property
     def has_assumed(self) -> bool:
-        return any(row.facts["is_assumed"] for row in self.rows)
+        return any(row.facts["is_assumed"] for row in self.listed)
 
     @property
     def has_recorded(self) -> bool:
-        return any(row.means is not None and row.means.is_recorded and not row.is_pause for row in self.rows)
+        return any(
+            row.means is not None and row.means.is_recorded and not row.is_pause for row in self.listed
+        )
 
     @property
     def has_simulated(self) -> bool:
-        return any(row.means is not None and row.means.is_simulated for row in self.rows)
+        return any(row.means is not None and row.means.is_simulated for row in self.listed)
 
     @property
     def unsaved(self) -> list[Row]:
         """Jobs that would be paused long after their last save."""
-        return [row for row in self.rows if row.is_pause and row.is_unsaved][:_MOST_WARNED]
+        return [row for row in self.listed if row.is_pause and row.is_unsaved][:_MOST_WARNED]
 
     @cached_property
     def relaxations(self) -> list[Relaxation]:

@@ -22,6 +22,7 @@ KINDS: Final = (TargetKind.SHED_BY.value, TargetKind.LIMIT_TO.value)
 LEVERS: Final = (Lever.CAP.value, Lever.PAUSE.value)
 _TEXTS: Final = (
     "domain",
+    "programme",
     "kind",
     "value",
     "start",
@@ -33,7 +34,7 @@ _TEXTS: Final = (
 )
 _FIELDS: Final = (*_TEXTS, "levers", "exempt_teams")
 _ASKED_ALWAYS: Final = ("levers", "exempt_jobs")
-_ASKED: Final = ("kind", "value", "domain", "start", "minutes", "until", *_ASKED_ALWAYS)
+_ASKED: Final = ("kind", "value", "domain", "programme", "start", "minutes", "until", *_ASKED_ALWAYS)
 _FIELD_OF_PATH: Final = {
     "target_kind": "kind",
     "start_at": "start",
@@ -51,6 +52,7 @@ class WishForm:
     """What was typed and ticked, and what is wrong with it.
 
     Attributes:
+        page: Which page of the jobs that are touched is looked at; 0: the first few.
         shown_start_at, shown_end_at: The times that the preview was of; they hold as long as nobody typed others.
     """
 
@@ -62,6 +64,7 @@ class WishForm:
     is_test: bool = False
     is_low_meant: bool = False
     typed_exempt: frozenset[int] = frozenset()
+    page: int = 0
     shown_start_at: datetime | None = None
     shown_end_at: datetime | None = None
     errors: dict[str, list[str]] = field(default_factory=dict)
@@ -80,6 +83,8 @@ class WishForm:
         form = cls(values={name: _text(told, name) for name in _TEXTS})
         form.levers = frozenset(told.getlist("levers")) & frozenset(LEVERS)
         form.is_test, form.is_low_meant = "is_test" in told, "is_low_meant" in told
+        page = told.get("go") or told.get("page", "")
+        form.page = int(page) if page.isascii() and page.isdigit() and len(page) <= 3 else 0
         form.exempt_teams = frozenset(name[:200] for name in told.getlist("exempt_teams")[:_MOST])
         form.allowed_jobs = _ids(told.getlist("allow"))
         form.typed_exempt = _ids(form.values["exempt_jobs"].replace(",", " ").split(), form)
@@ -121,7 +126,7 @@ class WishForm:
     def refuse(self, refusal: DomainError) -> None:
         """Note what a service holds against it."""
         for error in refusal.errors:
-            self.fault(error["path"], error["message"])
+            self.fault(error["path"], _in_words(error["message"]))
         if not refusal.errors:
             self.others.append(refusal.message)
 
@@ -165,6 +170,7 @@ class WishForm:
             value=value_kw * 1000,
             start_at=start_at,
             end_at=end_at,
+            programme=self.values["programme"] or None,
             is_test=self.is_test,
             reason=self.values["reason"][:500],
         )
@@ -204,6 +210,13 @@ def context_of(form: WishForm, *, is_announced: bool) -> Mapping[str, Any]:
         "v": form.values,
         "fields": _ASKED_ALWAYS if is_announced else _ASKED,
     }
+
+
+def _in_words(message: str) -> str:
+    """What a service says, with the names of kinds as the form has them."""
+    return message.replace(TargetKind.SHED_BY.value, '"Reduce by"').replace(
+        TargetKind.LIMIT_TO.value, '"Hold at most"'
+    )
 
 
 def _text(told: QueryDict, name: str) -> str:

@@ -64,8 +64,11 @@
     document.documentElement.classList.remove("is-offline");
     banner("");
   }
-  document.addEventListener("htmx:sendError", () => failed("Not connected, trying again. The numbers are those of the last contact."));
+  /* What a form asks for says itself that it failed. */
+  const isOfForm = (event) => Boolean(event.detail.elt && event.detail.elt.closest("form, dialog"));
+  document.addEventListener("htmx:sendError", (event) => isOfForm(event) || failed("Not connected, trying again. The numbers are those of the last contact."));
   document.addEventListener("htmx:responseError", (event) => {
+    if (isOfForm(event)) return;
     const status = event.detail.xhr.status;
     if (status === 401 || status === 403) return failed("You are signed out here. Reload the page to sign in again.");
     failed("This page could not be refreshed, trying again.");

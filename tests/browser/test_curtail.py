@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from apps.core import clock
+from apps.dashboard import plans
 from apps.dashboard.tests.curtailed import add_work, read, share_of, work_through
 from apps.events.models import Event
 from apps.jobs.models import Job
@@ -49,15 +50,14 @@ def to_the_dialog(page: Page, size: dict[str, int]) -> None:
         page.get_by_role("navigation", name="Quick navigation").get_by_role("link", name="Power").click()
     else:
         page.get_by_role("navigation").get_by_role("link", name="Power & response").click()
-    if page.get_by_role("heading", name="Plan curtailment").count() == 0:
-        page.get_by_role("link", name="Plan curtailment").first.click()
-    expect(page.get_by_role("heading", name="Plan curtailment")).to_be_visible()
+    page.get_by_role("link", name="Plan curtailment").first.click()
+    expect(page.get_by_role("dialog").get_by_role("heading", name="Plan curtailment")).to_be_visible()
 
 
 def fill(page: Page, kw: str, *, reason: str = "the grid asks for it") -> None:
-    page.get_by_label("Where").select_option("Hall A")
+    page.get_by_role("combobox", name="Where").select_option("Hall A")
     page.get_by_label("kW", exact=True).fill(kw)
-    page.get_by_label("Reason").fill(reason)
+    page.get_by_role("textbox", name="Reason").fill(reason)
 
 
 @SIZES
@@ -134,6 +134,68 @@ def test_what_cannot_be_met_is_said_first_and_a_job_is_let_go(
     page.locator("#confirmation").fill("Hall A")
     page.locator("#commit-bar button").click()
     expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
+
+
+@SIZES
+def test_the_dialog_opens_from_the_start_page_and_escape_puts_it_away(
+    site: Site, work: dict[str, Job], open_window: OpenWindow, size: dict[str, int]
+) -> None:
+    window = open_window(site.facility.operator, size=size)
+    page = window.page
+    window.open("/")
+    page.get_by_role("link", name="Plan curtailment").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("kW", exact=True)).to_be_focused()
+    fill(page, "4")
+    expect(dialog.locator("#preview")).to_contain_text("of 4.0 kW")
+    assert window.troubles_here() + axe_findings(window) == []
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("link", name="Plan curtailment")).to_be_focused()
+    assert not DemandResponseEvent.objects.filter(cancelled_at=None, released_at=None).exists()
+
+
+def test_a_preview_that_fails_says_so_and_nothing_can_be_committed(
+    site: Site, open_window: OpenWindow
+) -> None:
+    window = open_window(site.facility.operator)
+    page = window.page
+    window.open("/power/curtail/")
+    fill(page, "4")
+    expect(page.locator("#preview")).to_contain_text("of 4.0 kW")
+    page.route("**/parts/preview/", lambda route: route.abort())
+    page.get_by_label("kW", exact=True).fill("5")
+    expect(page.locator("#preview-failed")).to_be_visible()
+    expect(page.locator("#commit-bar button")).to_be_disabled()
+    page.unroute("**/parts/preview/")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#preview")).to_contain_text("of 5.0 kW")
+    expect(page.locator("#preview-failed")).to_be_hidden()
+    expect(page.locator("#commit-bar button")).to_be_enabled()
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_all_jobs_that_are_touched_can_be_looked_through(
+    site: Site, open_window: OpenWindow, script: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "_FEW_ROWS", 1)
+    monkeypatch.setattr(plans, "_ROWS_A_PAGE", 2)
+    window = open_window(site.facility.operator, script=script)
+    page = window.page
+    window.open("/power/curtail/")
+    fill(page, "12")
+    if not script:
+        page.get_by_role("button", name="Preview").click()
+    rows = page.locator("#preview tbody tr[id^=touch]")
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="Show all").click()
+    expect(page.locator("#touched-pages")).to_contain_text("1–2 of")
+    first = [row.get_attribute("id") for row in rows.all()]
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#touched-pages")).to_contain_text("3–")
+    assert not {row.get_attribute("id") for row in rows.all()} & set(first)
+    page.get_by_role("button", name="Show fewer").click()
+    expect(rows).to_have_count(1)
 
 
 def test_a_fault_stands_beside_its_field_while_somebody_types(site: Site, open_window: OpenWindow) -> None:

@@ -50,6 +50,11 @@ def page(view: View[P]) -> View[P]:
     return login_required(guarded)
 
 
+def is_dialog(request: HttpRequest) -> bool:
+    """Whether a page is asked for what belongs into a dialog over another page, instead of the whole of itself."""
+    return request.headers.get("HX-Target") == "dialog"
+
+
 def part(
     request: HttpRequest, template: str, version: tuple[object, ...], facts: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:

@@ -13,8 +13,9 @@ from apps.core import clock
 from apps.core.api.idempotency import done_once
 from apps.core.errors import DomainError, Forbidden, NotFound
 from apps.dashboard.plans import Shown
-from apps.dashboard.views.common import page, viewer_of
-from apps.dashboard.wishes import WishForm, context_of
+from apps.dashboard.templatetags import formats
+from apps.dashboard.views.common import is_dialog, page, viewer_of
+from apps.dashboard.wishes import KINDS, WishForm, context_of
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
 from apps.power import response_selectors
 from apps.power import selectors as power
@@ -102,7 +103,7 @@ def _preview_new(viewer: User, form: WishForm) -> Shown | None:
         _refuse(form, refusal)
         return None
     form.shown_start_at, form.shown_end_at = draft.start_at, draft.end_at
-    return Shown.of_dry_run(run)
+    return Shown.of_dry_run(run, page=form.page)
 
 
 def _preview_of(viewer: User, form: WishForm, event: DemandResponseEvent) -> Shown | None:
@@ -117,7 +118,7 @@ def _preview_of(viewer: User, form: WishForm, event: DemandResponseEvent) -> Sho
         _refuse(form, refusal)
         return None
     # What it counts from may have been frozen by this very look.
-    return Shown.of_plan(made, response_selectors.event_by_id(event.pk))
+    return Shown.of_plan(made, response_selectors.event_by_id(event.pk), page=form.page)
 
 
 def _is_too_often(viewer: User, form: WishForm) -> bool:
@@ -128,7 +129,12 @@ def _is_too_often(viewer: User, form: WishForm) -> bool:
 
 def _refuse(form: WishForm, refusal: DomainError) -> None:
     if isinstance(refusal, TargetBelowFloor):
-        form.fault("value", refusal.message)
+        left_w, floor_w = refusal.facts["limit_w"], refusal.facts["floor_w"]
+        form.fault(
+            "value",
+            f"would leave {formats.power(left_w)} of IT load, but with all work paused {form.values['domain'] or 'it'}"
+            f" still draws {formats.power(floor_w)}. Ask for less; if it is meant, tick it under More.",
+        )
     elif isinstance(refusal, NoReference):
         form.fault("kind", f"{refusal.message} Ask for a limit instead.")
     else:
@@ -255,6 +261,11 @@ def _context(
         "is_part": is_part,
         "stale_note": stale_note,
         "can_commit": shown is not None and not (form.is_faulty and is_part),
+        "part_url": (
+            reverse("dashboard:curtail-preview")
+            if event is None
+            else reverse("dashboard:power-event-plan-preview", args=[event.pk])
+        ),
     }
 
 
@@ -272,13 +283,15 @@ def _show(
     context = _context(form, shown, event=event, stale_note=stale_note)
     if event is None:
         context["domains"] = _domains() if domains is None else domains
-        context["part_url"] = reverse("dashboard:curtail-preview")
+        context["programmes"] = [one for one in response_selectors.programmes() if one.target_kind in KINDS]
+        context["form_url"] = reverse("dashboard:curtail")
     else:
-        context["part_url"] = reverse("dashboard:power-event-plan-preview", args=[event.pk])
+        context["form_url"] = reverse("dashboard:power-event-plan", args=[event.pk])
         standing = selectors.standing_of(event, at=clock.now())
         context["standing"], context["is_over"] = standing, standing.phase in OVER
     context["teams"] = list(teams.teams_visible_to(viewer).order_by("name")[:_MOST_TEAMS])
-    return render(request, "dashboard/pages/curtail.html", context, status=status)
+    template = "dashboard/parts/curtail_dialog.html" if is_dialog(request) else "dashboard/pages/curtail.html"
+    return render(request, template, context, status=status)
 
 
 def _domains() -> list[Domain]:

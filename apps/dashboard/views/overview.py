@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET
 from apps.dashboard import charts, halls, words
 from apps.dashboard.frame import frame_of
 from apps.dashboard.templatetags import formats
-from apps.dashboard.views.common import etag_of, page, part
+from apps.dashboard.views.common import etag_of, page, part, viewer_of
 from apps.dashboard.views.utilization import floor_to, groups_of, known_before
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
@@ -27,6 +27,7 @@ from apps.power.models import MODELLED, AlarmKind, PowerAlarm, PowerReading
 from apps.scheduling import board, power_board
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.idle import SPAN
+from apps.teams import policies
 
 PERIODS: Final = {"6h": timedelta(hours=6), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
 _MOST_POINTS: Final = 288
@@ -46,6 +47,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         **_teams(),
         "period": period,
         "periods": PERIODS,
+        "may_operate": policies.may_operate(viewer_of(request)),
         "power_figure": _power_figure(known),
         **_hours(known),
         "measures": halls.MEASURES,

@@ -170,10 +170,10 @@ _RUNNING: Final = frozenset({Phase.NOTIFIED, Phase.RAMPING, Phase.ACTIVE, Phase.
 _FIRST: Final = (Phase.ACTIVE, Phase.RAMPING, Phase.RECOVERING, Phase.NOTIFIED)
 
 
-def event_of_the_hour(at: datetime) -> Standing | None:
-    """The event that matters most to everybody now: in force, announced for the next day, or being released.
+def events_of_the_hour(at: datetime) -> list[Standing]:
+    """Events that everybody should know of now: in force, announced for the next day, or being released.
 
-    One query.
+    The one that matters most comes first; 20 at the most. One query.
     """
     latest = PowerReading.objects.filter(domain_id=OuterRef("domain_id")).order_by("-at")
     rows = (
@@ -193,4 +193,4 @@ def event_of_the_hour(at: datetime) -> Standing | None:
         standing = _standing(event, facts.read_w, facts.read_at, facts.read_source, at)
         if standing.phase in _RUNNING:
             found.append(standing)
-    return min(found, key=lambda one: _FIRST.index(one.phase), default=None)
+    return sorted(found, key=lambda one: _FIRST.index(one.phase))
