@@ -70,6 +70,8 @@ WAKES = (
         )
     ),
     *(Wake(prefix, "power.carry_out_caps") for prefix in ("allocation.cap_asked", "allocation.cap_raised")),
+    # Owners are told at once what is done to their jobs.
+    Wake("curtailment.committed", "notices.collect"),
     # What was asked for; and an end, which leaves room for the next.
     *(
         Wake(prefix, "staging.move")
@@ -110,6 +112,10 @@ app.conf.update(
         "settle events": _beat("power.settle_events", every_s=60.0),
         "roll up": _beat("scheduling.rollup", every_s=60.0),
         "prune what was kept for a while": _beat("teams.prune", every_s=3600.0),
+        "tell people": _beat("notices.collect", every_s=10.0),
+        "compare what was told": _beat("notices.watch", every_s=60.0),
+        "send notices": _beat("notices.send", every_s=10.0),
+        "forget notices": _beat("notices.prune", every_s=3600.0),
         "forget moves that are over": _beat("staging.prune", every_s=3600.0),
         "forget what was seen of nodes": _beat("inventory.prune", every_s=3600.0),
         "forget what attempts said": _beat("jobs.prune", every_s=3600.0),

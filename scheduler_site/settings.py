@@ -7,6 +7,10 @@ SECRET_KEY_FALLBACKS  keys before it, parted by commas: what they signed and sea
 ALLOWED_HOSTS       host names, parted by commas; naming any also turns HTTPS on
 LONGEST_BODY        bytes of one REST body (2.5 MiB); LONGEST_BULK_BODY: of many things at once (16 MiB)
 SIGN_IN_FAILURES, PREVIEWS_PER_MINUTE, ...: how often somebody may try; see below
+EMAIL_HOST          server that sends mail; EMAIL_PORT, EMAIL_HOST_USER, EMAIL_HOST_PASSWORD, EMAIL_USE_TLS (1 or 0),
+                    EMAIL_USE_SSL, EMAIL_FROM; without it nobody is told anything by mail
+WEBHOOK_ALLOWED     hosts and networks (10.1.0.0/16), parted by commas, that webhooks of people may lead to beside
+                    the public internet
 HTTPS               1 or 0: cookies, redirects and HSTS as behind TLS
 SWITCHYARD_VAR      folder for everything that changes (var)
 """
@@ -52,6 +56,7 @@ INSTALLED_APPS = [
     "apps.scheduling",
     "apps.execution",
     "apps.simulation",
+    "apps.notices",
     "apps.dashboard",
 ]
 
@@ -240,6 +245,19 @@ SWITCHYARD_KEPT_DUMPS = environment.count("KEPT_DUMPS", 0)
 # --- Power -----------------------------------------------------------------------------------------------------------
 
 SWITCHYARD_CURRENCY = os.environ.get("CURRENCY", "USD")  # ISO 4217, of prices and penalties of programmes
+
+# --- Notices ---------------------------------------------------------------------------------------------------------
+
+EMAIL_HOST = os.environ.get("EMAIL_HOST", "")
+EMAIL_PORT = environment.count("EMAIL_PORT", 25)
+EMAIL_HOST_USER = os.environ.get("EMAIL_HOST_USER", "")
+EMAIL_HOST_PASSWORD = os.environ.get("EMAIL_HOST_PASSWORD", "")
+EMAIL_USE_TLS = environment.flag("EMAIL_USE_TLS", False)
+EMAIL_USE_SSL = environment.flag("EMAIL_USE_SSL", False)
+EMAIL_TIMEOUT = 15
+DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM", "switchyard@localhost")
+# Nobody makes this site speak with what only it can reach, unless whoever runs it says so.
+SWITCHYARD_WEBHOOK_ALLOWED = environment.words("WEBHOOK_ALLOWED", [])
 
 # --- Staging ---------------------------------------------------------------------------------------------------------
 
