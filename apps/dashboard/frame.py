@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from apps.core import clock
 from apps.inventory import selectors as inventory
+from apps.notices import selectors as notices
 from apps.power.response import Phase
 from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
@@ -124,6 +125,11 @@ class Frame:
     def n_grid_events(self) -> int:
         """Of those, how many move loads now."""
         return sum(one.phase in _MOVING for one in self._grid_events)
+
+    @cached_property
+    def n_unread(self) -> int:
+        """Notices that this person has not seen; 100 stands for that many or more."""
+        return notices.n_unread(self._user)
 
     @property
     def person(self) -> str:

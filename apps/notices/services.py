@@ -83,6 +83,8 @@ def choose(*, actor: User, choices: Choices, at: datetime) -> None:
                 if channel.pk is not None:
                     channel.delete()
                 continue
+        elif channel.pk is None and not choice.kinds:
+            continue
         channel.kinds, channel.pace_s = sorted(choice.kinds), choice.pace_s
         # Whoever saves has looked at it: what failed before is tried anew.
         channel.is_on, channel.off_reason = bool(choice.kinds), ""

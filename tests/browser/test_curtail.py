@@ -26,6 +26,10 @@ def work(site: Site) -> dict[str, Job]:
 
 @pytest.fixture(autouse=True)
 def quiet(site: Site, work: dict[str, Job]) -> None:
+    quieten(site)
+
+
+def quieten(site: Site) -> None:
     """No event of the test before is open any more, and the meter is back where it was."""
     at = clock.now()
     for event in DemandResponseEvent.objects.filter(cancelled_at=None):

@@ -54,6 +54,8 @@ def paths(site: Site) -> dict[str, str]:
         "policy named": "/policy/?from=turnaround",
         "audit": "/audit/",
         "me": "/me/",
+        "notices": "/me/notices/",
+        "notice settings": "/me/notices/settings/",
         "search": "/search/?q=l0",
         "styleguide": "/styleguide/",
     }

@@ -377,6 +377,8 @@ def _body(seen: Seen) -> dict[str, Any]:
     is_capped = context["is_holding"] and latest is not None and latest.desired_power_cap_share < 1.0
     is_held_down = is_capped or seen.job.state in (State.PAUSING, State.PAUSED)
     context["hold"] = response.hold_on(seen.job.pk, clock.now()) if is_held_down else None
+    is_free = context["is_holding"] and context["hold"] is None
+    context["coming"] = response.coming_on(seen.job.pk, clock.now()) if is_free else None
     context["ahead"] = selectors.ahead_of([seen.job]).get(seen.job.pk)
     if latest is not None and not context["is_waiting"]:
         shares = selectors.node_shares([latest.pk], selectors.group_names(seen.job))[latest.pk]

@@ -15,8 +15,10 @@ from apps.core import clock
 from apps.core.errors import DomainError, Forbidden, NotFound
 from apps.dashboard.asks import asks_of
 from apps.dashboard.views.common import act, page, viewer_of
+from apps.dashboard.views.notices import marked
 from apps.inventory import selectors as inventory
 from apps.jobs import selectors as jobs
+from apps.notices import selectors as notices
 from apps.reservations import selectors as reservations
 from apps.scheduling import board
 from apps.teams import selectors as teams
@@ -25,6 +27,7 @@ from apps.teams.models import User
 
 _N_JOBS: Final = 20
 _N_HITS: Final = 8
+_N_NOTICES: Final = 5
 _LIFETIMES: Final = (("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end"))
 
 
@@ -46,6 +49,7 @@ def _context(viewer: User, form: TokenForm) -> dict[str, Any]:
     mine = board.queue(viewer, board.QueueFilters(user_id=viewer.pk)).order_by("-id")[:_N_JOBS]
     return {
         "jobs": [(job, asks_of(job)) for job in mine],
+        "notices": marked(list(notices.notices_of(viewer).order_by("-at", "-id")[:_N_NOTICES])),
         "tokens": list(teams.tokens_of(viewer)[:100]),
         "memberships": list(teams.memberships_of(viewer)),
         "form": form,

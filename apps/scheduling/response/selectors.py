@@ -9,7 +9,7 @@ from django.db.models import Case, F, FloatField, OuterRef, Subquery, Value, Whe
 
 from apps.inventory.models import Backend
 from apps.jobs.models import Allocation, Job, PowerCap
-from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerReading
+from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PlanState, PowerReading
 from apps.power.response import Load, Meter, Phase, limit_it_w
 from apps.power.response_selectors import events, meter_of, phase_of_event, rebound_limit_w, response_of
 from apps.power.selectors import FRESH
@@ -90,6 +90,19 @@ def hold_on(job_id: int, at: datetime) -> Hold | None:
         .filter(state__in=[ActionState.ACKED, ActionState.VERIFIED])
         .select_related("plan__event__domain")
         .order_by("-issue_at", "-id")
+        .first()
+    )
+    return None if row is None else Hold(row, row.plan.event)
+
+
+def coming_on(job_id: int, at: datetime) -> Hold | None:
+    """What a committed plan will do to a job that nothing is done to yet; None: none does anything."""
+    row = (
+        CurtailmentAction.objects.filter(job_id=job_id, issue_at__gt=at, state=ActionState.REQUESTED)
+        .filter(plan__state=PlanState.COMMITTED, plan__event__is_test=False)
+        .filter(plan__event__cancelled_at=None, plan__event__opted_out_at=None, plan__event__end_at__gt=at)
+        .select_related("plan__event__domain")
+        .order_by("issue_at", "id")
         .first()
     )
     return None if row is None else Hold(row, row.plan.event)
