@@ -32,6 +32,7 @@ _TEXTS: Final = (
     "confirmation",
     "exempt_jobs",
 )
+_KEPT: Final = tuple(name for name in _TEXTS if name not in ("confirmation", "exempt_jobs"))
 _FIELDS: Final = (*_TEXTS, "levers", "exempt_teams")
 _ASKED_ALWAYS: Final = ("levers", "exempt_jobs")
 _ASKED: Final = ("kind", "value", "domain", "programme", "start", "minutes", "until", *_ASKED_ALWAYS)
@@ -52,6 +53,7 @@ class WishForm:
     """What was typed and ticked, and what is wrong with it.
 
     Attributes:
+        draft_number: Of the draft that it was opened from.
         page: Which page of the jobs that are touched is looked at; 0: the first few.
         shown_start_at, shown_end_at: The times that the preview was of; they hold as long as nobody typed others.
     """
@@ -65,6 +67,7 @@ class WishForm:
     is_low_meant: bool = False
     typed_exempt: frozenset[int] = frozenset()
     page: int = 0
+    draft_number: int | None = None
     shown_start_at: datetime | None = None
     shown_end_at: datetime | None = None
     errors: dict[str, list[str]] = field(default_factory=dict)
@@ -83,8 +86,9 @@ class WishForm:
         form = cls(values={name: _text(told, name) for name in _TEXTS})
         form.levers = frozenset(told.getlist("levers")) & frozenset(LEVERS)
         form.is_test, form.is_low_meant = "is_test" in told, "is_low_meant" in told
+        form.draft_number = _small(told.get("draft", ""))
         page = told.get("go") or told.get("page", "")
-        form.page = int(page) if page.isascii() and page.isdigit() and len(page) <= 3 else 0
+        form.page = _small(page) or 0
         form.exempt_teams = frozenset(name[:200] for name in told.getlist("exempt_teams")[:_MOST])
         form.allowed_jobs = _ids(told.getlist("allow"))
         form.typed_exempt = _ids(form.values["exempt_jobs"].replace(",", " ").split(), form)
@@ -96,6 +100,35 @@ class WishForm:
                 _instant(told, "shown_end"),
             )
         return form
+
+    @classmethod
+    def of_draft(cls, fields: Mapping[str, Any]) -> "WishForm":
+        """As it was kept by as_draft(), maybe by a release that knew other fields."""
+        form = cls.new("")
+        form.values |= {name: str(fields[name]) for name in _KEPT if name in fields}
+        form.levers = frozenset(fields.get("levers", LEVERS)) & frozenset(LEVERS)
+        form.exempt_teams = frozenset(fields.get("exempt_teams", ()))
+        form.exempt_jobs = frozenset(fields.get("exempt_ids", ()))
+        form.is_test, form.is_low_meant = bool(fields.get("is_test")), bool(fields.get("is_low_meant"))
+        return form
+
+    def as_draft(self) -> dict[str, Any]:
+        """What of it is worth keeping: what was typed and ticked, but no confirmation."""
+        return {
+            **{name: self.values[name] for name in _KEPT},
+            "levers": sorted(self.levers),
+            "exempt_teams": sorted(self.exempt_teams),
+            "exempt_ids": sorted(self.exempt_jobs),
+            "is_test": self.is_test,
+            "is_low_meant": self.is_low_meant,
+        }
+
+    @property
+    def name(self) -> str:
+        """What it asks for, in a few words."""
+        how = "at most " if self.values["kind"] == KINDS[1] else ""
+        what = f"{how}{self.values['value']} kW" if self.values["value"] else "no target yet"
+        return f"{what}, {self.values['domain']}" if self.values["domain"] else what
 
     @property
     def typed_times(self) -> str:
@@ -221,6 +254,10 @@ def _in_words(message: str) -> str:
 
 def _text(told: QueryDict, name: str) -> str:
     return told.get(name, "").strip()[:500].replace("\x00", "")
+
+
+def _small(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
 def _ids(words: Sequence[str], form: WishForm | None = None) -> frozenset[int]:

@@ -163,4 +163,4 @@ def _body(mine: Sequence[_Touched], event: DemandResponseEvent, *, is_begun: boo
     told.append(f"{back} after {moment(event.end_at)}.")
     if not is_begun:
         told.append(_ADVICE)
-    return " ".join(told)
+    return "\n".join(told)

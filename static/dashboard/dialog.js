@@ -20,7 +20,7 @@
     title.id = "dialog-title";
     title.textContent = "Loading…";
     dialog.append(title);
-    dialog.showModal();
+    if (!dialog.open) dialog.showModal();
     const leave = () => { dialog.close(); location.assign(url); };  // the page itself says what is wrong
     htmx.ajax("GET", url, { target: dialog, swap: "innerHTML" }).then(() => {
       const first = dialog.querySelector("form input:not([type=hidden]):not([type=radio]), form select");
@@ -42,7 +42,7 @@
   function mark(isFailed) {
     const note = document.getElementById("preview-failed");
     if (note) note.hidden = !isFailed;
-    for (const button of document.querySelectorAll("#commit-bar button")) button.disabled = isFailed;
+    for (const button of document.querySelectorAll("#commit-bar button[value=commit]")) button.disabled = isFailed;
   }
   for (const kind of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
     document.addEventListener(kind, (event) => { if (isPreview(event)) mark(true); });

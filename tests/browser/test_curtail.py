@@ -133,10 +133,10 @@ def test_what_cannot_be_met_is_said_first_and_a_job_is_let_go(
     expect(page.locator("#commit-bar")).to_contain_text("Type Hall A to confirm")
     look_at(window, f"{name}-relaxed")
     assert window.troubles_here() + axe_findings(window) == []
-    page.locator("#commit-bar button").click()
+    page.locator("#commit-bar button[value=commit]").click()
     expect(page.locator("#error-confirmation")).to_contain_text("Hall A")
     page.locator("#confirmation").fill("Hall A")
-    page.locator("#commit-bar button").click()
+    page.locator("#commit-bar button[value=commit]").click()
     expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
 
 
@@ -170,12 +170,12 @@ def test_a_preview_that_fails_says_so_and_nothing_can_be_committed(
     page.route("**/parts/preview/", lambda route: route.abort())
     page.get_by_label("kW", exact=True).fill("5")
     expect(page.locator("#preview-failed")).to_be_visible()
-    expect(page.locator("#commit-bar button")).to_be_disabled()
+    expect(page.locator("#commit-bar button[value=commit]")).to_be_disabled()
     page.unroute("**/parts/preview/")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#preview")).to_contain_text("of 5.0 kW")
     expect(page.locator("#preview-failed")).to_be_hidden()
-    expect(page.locator("#commit-bar button")).to_be_enabled()
+    expect(page.locator("#commit-bar button[value=commit]")).to_be_enabled()
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
@@ -200,6 +200,29 @@ def test_all_jobs_that_are_touched_can_be_looked_through(
     assert not {row.get_attribute("id") for row in rows.all()} & set(first)
     page.get_by_role("button", name="Show fewer").click()
     expect(rows).to_have_count(1)
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_a_draft_is_kept_taken_up_again_and_gone_once_it_is_committed(
+    site: Site, open_window: OpenWindow, script: bool
+) -> None:
+    window = open_window(site.facility.operator, script=script)
+    page = window.page
+    n_events = DemandResponseEvent.objects.count()
+    window.open("/power/curtail/")
+    fill(page, "3", reason="for tomorrow")
+    page.get_by_role("button", name="Save as draft").click()
+    expect(page.locator(".toast")).to_contain_text("Nothing was announced")
+    assert DemandResponseEvent.objects.count() == n_events
+    window.open("/power/curtail/")
+    page.locator("#drafts").get_by_role("link", name="3 kW, Hall A").click()
+    expect(page.get_by_label("kW", exact=True)).to_have_value("3")
+    expect(page.get_by_role("textbox", name="Reason")).to_have_value("for tomorrow")
+    expect(page.locator("#preview")).to_contain_text("of 3.0 kW")
+    page.get_by_role("button", name="Commit · starts now").click()
+    expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
+    window.open("/power/curtail/")
+    expect(page.locator("#drafts")).to_have_count(0)
 
 
 def test_a_fault_stands_beside_its_field_while_somebody_types(site: Site, open_window: OpenWindow) -> None:

@@ -17,7 +17,7 @@ from apps.dashboard.templatetags import formats
 from apps.dashboard.views.common import is_dialog, page, viewer_of
 from apps.dashboard.wishes import KINDS, WishForm, context_of
 from apps.inventory.models import POWER_KINDS, Domain, DomainKind
-from apps.power import response_selectors
+from apps.power import draft_services, response_selectors
 from apps.power import selectors as power
 from apps.power.errors import ConfirmationNeeded, NoReference, PlanStale, TargetBelowFloor
 from apps.power.models import DemandResponseEvent, PlanState
@@ -37,12 +37,21 @@ def curtail(request: HttpRequest) -> HttpResponse:
     viewer = _operator(request)
     if request.method in ("GET", "HEAD"):
         domains = _domains()
+        if (number := request.GET.get("draft", "")) and number.isascii() and number.isdigit():
+            form = WishForm.of_draft(draft_services.draft_of(viewer, int(number[:6])).fields)
+            form.draft_number = int(number[:6])
+            shown = None if form.is_empty else _preview_new(viewer, form)
+            return _show(request, viewer, form, shown, domains=domains)
         return _show(request, viewer, WishForm.new(_asked_domain(request, domains)), None, domains=domains)
     if request.method != "POST":
         return HttpResponseNotAllowed(["GET", "POST"])
     form = WishForm.of_post(request)
     if request.POST.get("action") == "commit":
         return _commit_new(request, viewer, form)
+    if request.POST.get("action") == "draft":
+        return _save_draft(request, viewer, form)
+    if request.POST.get("action") == "forget":
+        return _forget_draft(request, viewer, form)
     return _show(request, viewer, form, _preview_new(viewer, form), status=400 if form.is_faulty else 200)
 
 
@@ -141,6 +150,27 @@ def _refuse(form: WishForm, refusal: DomainError) -> None:
         form.refuse(refusal)
 
 
+# Drafts ----------------------------------------------------------------------------------------------------------
+
+
+def _save_draft(request: HttpRequest, viewer: User, form: WishForm) -> HttpResponse:
+    try:
+        kept = draft_services.save_draft(
+            actor=viewer, name=form.name, fields=form.as_draft(), at=clock.now(), number=form.draft_number
+        )
+    except draft_services.TooManyDrafts as refusal:
+        form.refuse(refusal)
+        return _show(request, viewer, form, None, status=refusal.http_status)
+    messages.success(request, "The draft is kept. Nothing was announced.")
+    return HttpResponseRedirect(f"{reverse('dashboard:curtail')}?draft={kept.number}")
+
+
+def _forget_draft(request: HttpRequest, viewer: User, form: WishForm) -> HttpResponse:
+    draft_services.delete_draft(actor=viewer, number=form.draft_number or 0, at=clock.now())
+    messages.success(request, "The draft is deleted.")
+    return HttpResponseRedirect(reverse("dashboard:curtail"))
+
+
 # Commits ---------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +193,8 @@ def _commit_new(request: HttpRequest, viewer: User, form: WishForm) -> HttpRespo
             confirmation=form.values["confirmation"],
             reason=form.values["reason"],
         )
+        if form.draft_number is not None:
+            draft_services.delete_draft(actor=viewer, number=form.draft_number, at=at)
         return made.event_id
 
     try:
@@ -285,6 +317,9 @@ def _show(
         context["domains"] = _domains() if domains is None else domains
         context["programmes"] = [one for one in response_selectors.programmes() if one.target_kind in KINDS]
         context["form_url"] = reverse("dashboard:curtail")
+        context["drafts"] = [
+            one for one in draft_services.drafts_of(viewer) if one.number != form.draft_number
+        ]
     else:
         context["form_url"] = reverse("dashboard:power-event-plan", args=[event.pk])
         standing = selectors.standing_of(event, at=clock.now())
