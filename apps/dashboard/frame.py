@@ -97,7 +97,12 @@ class Frame:
 
     @cached_property
     def last_pass(self) -> Pass | None:
-        return scheduling.last_pass()
+        # Every page has the pulse and the bell: one query asks for both.
+        told = notices.unread_of(self._user)
+        found = scheduling.passes().annotate(n_unread=told).order_by("-id").first()
+        if found is not None:
+            self.n_unread = found.n_unread
+        return found
 
     @property
     def is_pass_late(self) -> bool:
@@ -129,6 +134,8 @@ class Frame:
     @cached_property
     def n_unread(self) -> int:
         """Notices that this person has not seen; 100 stands for that many or more."""
+        if self.last_pass is not None:
+            return self.n_unread  # which it has brought along
         return notices.n_unread(self._user)
 
     @property

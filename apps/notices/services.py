@@ -80,10 +80,10 @@ def choose(*, actor: User, choices: Choices, at: datetime) -> None:
             elif choices.forgets_webhook or not channel.sealed_url:
                 if choice.kinds and not choices.forgets_webhook:
                     raise InvalidInput.of("webhook_url", "is needed for what you ticked", "missing")
-                if channel.pk is not None:
+                if way.value in known:
                     channel.delete()
                 continue
-        elif channel.pk is None and not choice.kinds:
+        elif way.value not in known and not choice.kinds:
             continue
         channel.kinds, channel.pace_s = sorted(choice.kinds), choice.pace_s
         # Whoever saves has looked at it: what failed before is tried anew.

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import connection, transaction
-from django.db.models import Q
+from django.db.models import Count
 
 from apps.inventory.models import Device, Health, Node
 from apps.jobs.models import Job
@@ -93,13 +93,12 @@ def _at_risk(at: datetime) -> Iterable[Draft]:
     node_ids = set().union(*(one.node_ids for one in booked))
     bad = Node.objects.filter(pk__in=node_ids).exclude(health__in=[one.value for one in _USABLE])
     bad_names = dict(bad.values_list("pk", "name"))
-    good: dict[int, int] = defaultdict(int)
     type_ids = {one.accelerator_type_id for one in booked} - {None}
-    usable = Q(node__health__in=[one.value for one in _USABLE])
-    for type_id in Device.objects.filter(usable, node__accelerator_type_id__in=type_ids).values_list(
-        "node__accelerator_type_id", flat=True
-    ):
-        good[type_id] += 1
+    usable = Device.objects.filter(
+        node__health__in=[one.value for one in _USABLE], node__accelerator_type_id__in=type_ids
+    )
+    counted = usable.order_by().values_list("node__accelerator_type_id").annotate(n=Count("id"))
+    good: dict[int | None, int] = defaultdict(int, dict(counted))
     rows = {row.pk: row for row in Reservation.objects.filter(pk__in={one.reservation_id for one in booked})}
     for one in booked:
         names = sorted(bad_names[pk] for pk in one.node_ids if pk in bad_names)
@@ -111,7 +110,7 @@ def _at_risk(at: datetime) -> Iterable[Draft]:
         why = (
             f"Out of service: {listed(names)}."
             if names
-            else f"It needs {one.n_devices} devices; {good[one.accelerator_type_id or 0]} are in service."
+            else f"It needs {one.n_devices} devices; {good[one.accelerator_type_id]} are in service."
         )
         for user_id in sorted(people_of(rows[one.reservation_id])):
             yield Draft(

@@ -54,6 +54,7 @@ def write(drafts: Sequence[Draft], *, at: datetime) -> list[Notice]:
     for channel in Channel.objects.filter(user_id__in=people, is_on=True):
         channels[channel.user_id].append(channel)
     told: list[Notice] = []
+    moved: set[int] = set()
     open_now = _open_now(drafts, at)
     for draft in drafts:
         if draft.user_id not in people:
@@ -65,10 +66,12 @@ def write(drafts: Sequence[Draft], *, at: datetime) -> list[Notice]:
         known = open_now.get(place) if draft.alike else None
         if known is not None:
             _count_up(known, draft)
-            if known not in told:
+            if id(known) not in moved:
+                moved.add(id(known))
                 told.append(known)
             continue
         made = _made(draft, is_shown=is_shown)
+        moved.add(id(made))
         told.append(made)
         if draft.alike:
             open_now[place] = made

@@ -20,6 +20,7 @@ from apps.core import clock
 from apps.core.errors import OutsideError
 from apps.dashboard import words
 from apps.dashboard.asks import asks_of
+from apps.dashboard.frame import frame_of
 from apps.dashboard.leaves import Spine, spines_of
 from apps.dashboard.paging import slice_of
 from apps.dashboard.views.common import PAGE_SIZE, act, page, part, viewer_of
@@ -89,6 +90,9 @@ def job(request: HttpRequest, job_id: int) -> HttpResponse:
     seen = _seen(request, job_id)
     body = _body(seen)
     context = {**body, **_log_tail(request, seen, body["latest"]), "tab": "overview"}
+    # Only while an event is near, which the frame knows, is anything asked for.
+    is_free = body["is_holding"] and body["hold"] is None and frame_of(request).grid_event is not None
+    context["coming"] = response.coming_on(seen.job.pk, clock.now()) if is_free else None
     return render(request, "dashboard/pages/job.html", context)
 
 
@@ -377,8 +381,6 @@ def _body(seen: Seen) -> dict[str, Any]:
     is_capped = context["is_holding"] and latest is not None and latest.desired_power_cap_share < 1.0
     is_held_down = is_capped or seen.job.state in (State.PAUSING, State.PAUSED)
     context["hold"] = response.hold_on(seen.job.pk, clock.now()) if is_held_down else None
-    is_free = context["is_holding"] and context["hold"] is None
-    context["coming"] = response.coming_on(seen.job.pk, clock.now()) if is_free else None
     context["ahead"] = selectors.ahead_of([seen.job]).get(seen.job.pk)
     if latest is not None and not context["is_waiting"]:
         shares = selectors.node_shares([latest.pk], selectors.group_names(seen.job))[latest.pk]
