@@ -75,9 +75,14 @@ def write(drafts: Sequence[Draft], *, at: datetime) -> list[Notice]:
         told.append(made)
         if draft.alike:
             open_now[place] = made
+    known_before = [one for one in told if one.pk is not None]
     Notice.objects.bulk_create([one for one in told if one.pk is None])
-    Notice.objects.bulk_update(
-        [one for one in told if one.pk is not None], ["n", "title", "body", "path", "at", "job"]
+    # One statement; bulk_update() would build an expression a value.
+    Notice.objects.bulk_create(
+        known_before,
+        update_conflicts=True,
+        unique_fields=["id"],
+        update_fields=["n", "title", "body", "path", "at", "job"],
     )
     Delivery.objects.bulk_create(
         [
