@@ -33,6 +33,7 @@
     const link = event.target.closest("a[data-dialog]");
     if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     if (!window.htmx || !window.HTMLDialogElement) return;
+    if (document.querySelector("main .plan-form")) return;  // the form is there already, and stands in a page once
     event.preventDefault();
     show(link.href);
   });

@@ -11,8 +11,10 @@ from apps.dashboard import plans
 from apps.dashboard.tests.curtailed import add_work, read, share_of, work_through
 from apps.events.models import Event
 from apps.jobs.models import Job
+from apps.power.draft_services import delete_draft, drafts_of, save_draft
 from apps.power.models import CurtailmentPlan, DemandResponseEvent, PowerReading
 from apps.power.response_services import cancel_event
+from apps.teams.models import User
 from tests.browser.conftest import DESKTOP, PHONE, OpenWindow, Site, Window
 from tests.browser.test_pages import axe_findings
 
@@ -37,6 +39,8 @@ def quieten(site: Site) -> None:
     for _ in range(3):
         work_through(at=clock.now())
     DemandResponseEvent.objects.filter(released_at=None).update(released_at=clock.now())
+    for draft in drafts_of(User.objects.get(pk=site.facility.operator.pk)):
+        delete_draft(actor=site.facility.operator, number=draft.number, at=at)
     PowerReading.objects.filter(domain__name="Hall A").delete()
     read(clock.now())
 
@@ -216,6 +220,7 @@ def test_a_draft_is_kept_taken_up_again_and_gone_once_it_is_committed(
     assert DemandResponseEvent.objects.count() == n_events
     window.open("/power/curtail/")
     page.locator("#drafts").get_by_role("link", name="3 kW, Hall A").click()
+    page.wait_for_url("**/power/curtail/?draft=*")
     expect(page.get_by_label("kW", exact=True)).to_have_value("3")
     expect(page.get_by_role("textbox", name="Reason")).to_have_value("for tomorrow")
     expect(page.locator("#preview")).to_contain_text("of 3.0 kW")
@@ -223,6 +228,26 @@ def test_a_draft_is_kept_taken_up_again_and_gone_once_it_is_committed(
     expect(page.get_by_role("heading", name="Grid event")).to_be_visible()
     window.open("/power/curtail/")
     expect(page.locator("#drafts")).to_have_count(0)
+
+
+def test_a_draft_is_taken_up_within_the_dialog(site: Site, open_window: OpenWindow) -> None:
+    save_draft(
+        actor=site.facility.operator,
+        name="3 kW, Hall A",
+        fields={"value": "3", "domain": "Hall A", "kind": "shed_by", "minutes": "60"},
+        at=clock.now(),
+    )
+    window = open_window(site.facility.operator)
+    page = window.page
+    window.open("/power/")
+    page.get_by_role("link", name="Plan curtailment").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("link", name="3 kW, Hall A").click()
+    expect(dialog.get_by_label("kW", exact=True)).to_have_value("3")
+    expect(dialog.locator("#preview")).to_contain_text("of 3.0 kW")
+    expect(page.locator("#preview")).to_have_count(1)
+    assert window.troubles_here() + axe_findings(window) == []
+    look_at(window, "1440-draft")
 
 
 def test_a_fault_stands_beside_its_field_while_somebody_types(site: Site, open_window: OpenWindow) -> None:
