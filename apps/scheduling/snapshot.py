@@ -294,7 +294,8 @@ class _Memory:
     def clear(self, positions: tuple[Any, ...]) -> None:
         """All that was said in positions."""
         self.positions = positions
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, Shape] = {}  # by key; filled by `keep_shape`
+        self._alike: dict[Shape, Shape] = {}
         # The rows of which transactions all that follows is made of; None: of nobody knows which.
         self.seen: str | None = None
         self.seen_below = 0
@@ -312,6 +313,10 @@ class _Memory:
         self.ended_s = inf  # as of then
         self.data_names: dict[str, tuple[str, ...]] = {}  # by key of the shape; of those that name data sets
         self.forget_data((), None)
+
+    def keep_shape(self, key: str, shape: Shape) -> None:
+        """Keep a shape. Keys tell more apart than the engine does, as images: shapes that are equal are one object."""
+        self.shapes[key] = self._alike.setdefault(shape, shape)
 
     def forget_data(self, key: tuple[Any, ...], facility: Facility | None) -> None:
         """All that was said of data: positions are good for one list of data sets and what can be brought where."""
@@ -1074,7 +1079,7 @@ class _Reader:
         ):
             request = intake.request_of(as_object(spec))
             shape = names.shape_of(request, is_runnable=is_runnable, cluster_id=cluster_id)
-            self.memory.shapes[shape_key] = replace(shape, reservation=NONE)
+            self.memory.keep_shape(shape_key, replace(shape, reservation=NONE))
             if request.datasets:
                 self.memory.data_names[shape_key] = tuple(request.datasets)
 
@@ -1113,7 +1118,7 @@ class _Reader:
             return shape_key
         key = f"{shape_key}~{','.join(f'{ask.power_w}/{ask.peak_w}' for ask in asks)}"
         if key not in memory.shapes:
-            memory.shapes[key] = replace(shape, asks=asks)
+            memory.keep_shape(key, replace(shape, asks=asks))
             if shape_key in memory.data_names:
                 memory.data_names[key] = memory.data_names[shape_key]
         return key
@@ -1121,10 +1126,9 @@ class _Reader:
     def _shape_in(self, shape_key: str, booking: int) -> Shape:
         """The shape bound to this window; one object a window, so that failures are remembered."""
         key = f"{shape_key}@{booking}"
-        shape = self.memory.shapes.get(key)
-        if shape is None:
-            shape = self.memory.shapes[key] = replace(self.memory.shapes[shape_key], reservation=booking)
-        return shape
+        if key not in self.memory.shapes:
+            self.memory.keep_shape(key, replace(self.memory.shapes[shape_key], reservation=booking))
+        return self.memory.shapes[key]
 
     def _shape_of(self, kept: _Kept) -> Shape:
         """The shape bound to the window that the job names: positions of windows move with time."""

@@ -530,6 +530,10 @@ class Calendar:
         rest = self._pool.quota_left_between(low + 1, high + 1, team, kind)
         return min(rest, self.tree.available(first.use, team, kind))
 
+    def n_states(self, until_s: float) -> int:
+        """How many states a window meets that begins now."""
+        return 1 + bisect_left(self._pinch_at_s, until_s)
+
     def floor_now(self, until_s: float) -> Floor:
         """The floor of the window from now to until_s, bookings aside."""
         n = 1 + bisect_left(self._pinch_at_s, until_s)

@@ -4,10 +4,12 @@ A rule binds when the job would start if that rule alone were left out. Where no
 smallest set of rules that do it together.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from apps.scheduling.engine.planner import Blocked, Pass
 
 _NOTHING = ("",)  # no rule binds: it waits by choice, for a kind that ends it earlier
+
+Bound = tuple[tuple[str, ...], bool]  # the rules that bind, and whether they do so only together
 
 # In the order in which they are named when several bind.
 RULES = (
@@ -96,7 +100,7 @@ class Explainer:
         self._forbidding: dict[int, tuple[tuple[int, frozenset[str]], ...]] = (
             {} if other is None else other._forbidding
         )
-        # By shape, kind and rules: the longest window known to do, and the shortest known not to (in pinches).
+        # By needs, kind and rules: the longest window known to do, and the shortest known not to (in pinches).
         self._fits: dict[tuple[object, ...], tuple[float, float]] = {}
         self._words_of: dict[tuple[object, ...], tuple[str, Mapping[str, Any]]] = {}
         self._also: dict[tuple[object, ...], tuple[str, ...]] = {}
@@ -104,13 +108,22 @@ class Explainer:
         self._above: dict[int, IntArray] = {}
         self._binding: dict[tuple[int, bool, bool, bool], tuple[str, ...]] = {}
         self._known: dict[tuple[object, ...], tuple[str, tuple[str, ...], str, Mapping[str, Any]]] = {}
+        # By account and what it asks of which kinds: the most states that it meets within quota, the fewest at quota.
+        self._quota: dict[tuple[object, ...], tuple[float, float]] = {}
+        # By all that tells them apart but the pinches they meet: what binds, by number of those, rising.
+        self._bound: dict[tuple[object, ...], list[tuple[int, Bound]]] = {}
 
     def why_all(self, blocked: Sequence["Blocked"], expected_s: Mapping[int, float]) -> Iterator[Wait]:
-        """Why none of these started: jobs of one class that meet equally many promises share the answer."""
+        """Why none of these started: jobs of one shape that meet the same share the answer.
+
+        Whose they are matters only at a quota, and where bookings are for some teams.
+        """
         walk = self.walk
-        known: dict[tuple[int, int], Wait | None] = {}
+        known: dict[tuple[object, int], Wait | None] = {}
+        families: dict[int, tuple[object, ...]] = {}  # by class: of what it shares the answer with other teams
+        within: dict[int, int] = {}  # by class: it is within quota where it meets so many states
         windows = walk.calendar.n_met([gang.limit_s for _, gang, _ in blocked])
-        for (rank, gang, alike), window in zip(blocked, windows, strict=True):
+        for (rank, gang, alike), n in zip(blocked, windows, strict=True):
             expected = expected_s.get(gang.id)
             if (
                 gang.limit_s == inf
@@ -120,7 +133,17 @@ class Explainer:
             ):
                 yield self.why(gang, rank, expected)
                 continue
-            said = known.get((alike, window), self)
+            at_quota = n > within.get(alike, 0)
+            if at_quota:
+                at_quota = self._is_at_quota(walk.least(gang), n)
+                if not at_quota:
+                    within[alike] = n
+            family: object = alike
+            if not at_quota:
+                family = families.get(alike)
+                if family is None:
+                    family = families[alike] = (id(gang.shape), gang.datasets, walk.calendar.allowed(gang))
+            said = known.get((family, n), self)
             if said is None:
                 yield self._why(gang, rank, expected)
             elif isinstance(said, Wait):
@@ -128,7 +151,7 @@ class Explainer:
             else:
                 wait = self._why(gang, rank, expected)
                 # Of a reservation in its way each is told how long it would have to be.
-                known[alike, window] = None if wait.code == "reservation" else wait
+                known[family, n] = None if wait.code == "reservation" else wait
                 yield wait
 
     def why(self, gang: Gang, rank: int, expected_s: float | None) -> Wait:
@@ -151,12 +174,13 @@ class Explainer:
         gang = walk.least(gang)
         kinds = walk.kinds(gang.shape)
         if gang.limit_s != inf:
-            windows = (self._window(gang, kinds[0]),) * len(kinds) if kinds else ()
+            window = self._window(gang, kinds[0]) if kinds else (1, ())
+            windows, at_quota = (window,), self._is_at_quota(gang, window[0])
         else:
             windows = tuple(self._window(gang, kind) for kind in kinds)
-        at_quota = not all(
-            walk.within_quota(gang, (window,), kind) for kind, window in zip(kinds, windows, strict=True)
-        )
+            at_quota = not all(
+                walk.within_quota(gang, (window,), kind) for kind, window in zip(kinds, windows, strict=True)
+            )
         # Jobs of one shape that see the same promises and bookings fare alike; whose they are matters only at a quota.
         key = (
             id(gang.shape),
@@ -168,7 +192,11 @@ class Explainer:
             walk.calendar.yields(gang),
         )
         if key not in self._known:
-            blocked_by, together = self._blocked_by(gang)
+            blocked_by, together = (
+                self._blocked_in(gang, (*key[:1], *key[2:]), windows[0])
+                if gang.limit_s != inf
+                else self._blocked_by(gang)
+            )
             code = blocked_by[0] if blocked_by and blocked_by != _NOTHING else "resources"
             sentence, said = self._say_better(gang) if blocked_by == _NOTHING else self._words(gang, code)
             if together:
@@ -178,6 +206,35 @@ class Explainer:
         if code == "priority":
             sentence, facts = self._say_priority(gang)  # who stands ahead is each job's own
         return Wait(gang.id, code, sentence, blocked_by, facts, rank, expected_s)
+
+    def _is_at_quota(self, gang: Gang, n: int) -> bool:
+        """Whether its quota forbids the gang one of its kinds, in a window with so many states."""
+        walk = self.walk
+        key = walk.tree.account(gang), walk.steps(gang.shape), walk.kinds(gang.shape)
+        within_to, at_from = self._quota.get(key, (-inf, inf))
+        if within_to < n < at_from:  # what lasts longer meets more promises
+            windows = ((n, ()),)
+            if all(walk.within_quota(gang, windows, kind) for kind in walk.kinds(gang.shape)):
+                within_to = n
+            else:
+                at_from = n
+            self._quota[key] = within_to, at_from
+        return n > within_to
+
+    def _blocked_in(self, gang: Gang, alike: tuple[object, ...], window: Window) -> Bound:
+        """As `_blocked_by`, for one of many that differ in how many promises they meet.
+
+        Whatever starts without some rules does so for less time too. So where the same rules bind those that meet fewer
+        promises and those that meet more, they bind those in between.
+        """
+        n, met = window
+        known = self._bound.setdefault((*alike, met), [])
+        place = bisect_left(known, n, key=itemgetter(0))
+        if 0 < place < len(known) and known[place - 1][1] == known[place][1]:
+            return known[place][1]
+        found = self._blocked_by(gang)
+        known.insert(place, (n, found))
+        return found
 
     def unready(self, wait: Wait, gang: Gang, expected_s: float | None) -> Wait:
         """The same reason, and with it the rules that would bind the gang if it were ready."""
@@ -242,13 +299,10 @@ class Explainer:
                 continue
             # What lasts longer meets more promises: what fits does so for less, what does not will not for more.
             n_pinches, met = window
-            key = (id(gang.shape), kind, met, gang.datasets, left_out, walk.calendar.yields(gang))
+            key = (walk.needs_of(gang.shape), kind, met, gang.datasets, left_out, walk.calendar.yields(gang))
             fits_to, fails_from = self._fits.get(key, (-inf, inf))
             if fits_to < n_pinches < fails_from:
-                duration_s = walk.duration_s(gang, kind)
-                now = walk.calendar.now
-                found = walk.fit(gang, kind, now, duration_s, rules=placing_rules, named=False, whether=True)
-                if found is not None:
+                if self._has_place(gang, kind, placing_rules, by_all_rules=not without):
                     fits_to = n_pinches
                 else:
                     fails_from = n_pinches
@@ -256,6 +310,14 @@ class Explainer:
             if n_pinches <= fits_to:
                 return True
         return False
+
+    def _has_place(self, gang: Gang, kind: int, rules: Rules, *, by_all_rules: bool) -> bool:
+        walk = self.walk
+        duration_s = walk.duration_s(gang, kind)
+        if by_all_rules and gang.id not in walk.promised and walk.is_hopeless(gang, kind, duration_s):
+            return False  # it was looked for when no less was free; what is promised to it may stand aside now
+        now = walk.calendar.now
+        return walk.fit(gang, kind, now, duration_s, rules=rules, named=False, whether=True) is not None
 
     def _may_take(self, gang: Gang, kind: int, window: Window, rules: Rules) -> bool:
         """Whether its team may, and its member: each as if the other were not asked."""
@@ -271,7 +333,7 @@ class Explainer:
             and calendar.member_left_now(account, tree.jobs, n) >= FULL
         )
 
-    def _blocked_by(self, gang: Gang) -> tuple[tuple[str, ...], bool]:
+    def _blocked_by(self, gang: Gang) -> Bound:
         """The rules that bind; and whether they do so only together."""
         is_limited = self.walk.tree.member_of(self.walk.tree.account(gang)) is not None
         key = (id(gang.shape), gang.team != NONE, is_limited, bool(gang.datasets))

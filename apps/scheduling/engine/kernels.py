@@ -301,6 +301,37 @@ def most_under_limits(
 
 
 @_compile
+def one_domain_holds(
+    nodes: IntArray,
+    room: IntArray,
+    head: IntArray,
+    paths: IntArray,
+    draw: int,
+    n: int,
+    ids: IntArray,
+    n_domains: int,
+) -> bool:
+    """Whether the nodes of some one domain take n replicas under one tree of limits; see `most_under_limits`.
+
+    Args:
+        ids: (n,) domain of each node.
+        draw: 0: no limit is looked at.
+    """
+    sums = np.zeros(n_domains, dtype=np.int64)
+    for node in nodes:
+        sums[ids[node]] += room[node]
+    for domain in range(n_domains):
+        if sums[domain] < n:
+            continue
+        if draw == 0:
+            return True
+        inside = nodes[ids[nodes] == domain]
+        if most_under_limits(inside, room, head, paths, draw, n) >= n:
+            return True
+    return False
+
+
+@_compile
 def best_single(
     nodes: IntArray,
     room: IntArray,

@@ -20,6 +20,7 @@ from apps.scheduling.engine.kernels import (
     domain_sums,
     fraction_room,
     most_under_limits,
+    one_domain_holds,
     whole_room,
 )
 from apps.scheduling.engine.state import Floor
@@ -242,49 +243,34 @@ def _place_group(
     n = ask.n_replicas
     draws: IntArray | None = None
     limited = terms.power and frame.has_limits and (ask.devices > 0 or ask.share_steps > 0)
+    draw = frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) if limited else 0
+    one_tree = frame.n_limit_trees == 1
     if terms.busy and (ask.devices or ask.share_steps):
-        draw = frame.draw(ask.devices, ask.share_steps, kind, ask.peak_w) if limited else 0
         shared = left.whole if ask.devices else left.shared_dev(frame, floor)
         room, total = _free_room(frame, ask, kind, terms.may_use, left, shared, draw)
         if total < n:
             return None
-        one_tree = frame.n_limit_trees == 1
-        if draw:
-            if (
-                one_tree
-                and most_under_limits(frame.nodes_of[kind], room, left.head, frame.paths, draw, n) < n
-            ):
-                return None
-            draws = _draws(frame, ask)
-        if (
-            terms.whether
-            and ask.devices
-            and not terms.named
-            and (ask.spread is None or not terms.spread)
-            and (not draw or one_tree)
-        ):
-            # So many fit, in whatever order nodes are filled; within one domain only sums without power say so.
-            required = ask.required if terms.topology else None
-            if required is None:
-                return [], "anywhere"
-            if not draw:
-                inside = np.where(frame.has_level[required], room, 0)
-                sums, _ = domain_sums(frame.level[required], frame.n_level[required], inside, inside)
-                return ([], required) if int(sums.max(initial=0)) >= n else None
     else:
         room = node_room(frame, ask, kind, left, terms)
         if int(room.sum()) < n:
             return None
-        if limited:
-            draws = _draws(frame, ask)
-            if draws.any():
-                by_node = left.head[frame.paths].min(axis=1) if left.is_touched else floor.tightest(frame)
-                tightest = by_node // np.maximum(draws, 1)
-                room = np.where(draws > 0, np.minimum(room, np.maximum(tightest, 0)), room)
-                if int(room.sum()) < n:
-                    return None
-            else:
-                draws = None
+        if draw:
+            by_node = left.head[frame.paths].min(axis=1) if left.is_touched else floor.tightest(frame)
+            room = np.minimum(room, np.maximum(by_node // draw, 0))
+            if int(room.sum()) < n:
+                return None
+    if draw:
+        if one_tree and most_under_limits(frame.nodes_of[kind], room, left.head, frame.paths, draw, n) < n:
+            return None
+        draws = _draws(frame, ask)
+    if (
+        terms.whether
+        and ask.devices
+        and not terms.named
+        and (ask.spread is None or not terms.spread)
+        and (not draw or one_tree)
+    ):
+        return _somewhere(frame, ask, kind, room, left, terms, draw)
     # The slowest member sets the pace: the fastest nodes that hold the gang come first.
     speeds = frame.speeds[kind] if (ask.devices or ask.share_steps) else ()
     thresholds = speeds if len(speeds) > 1 else (0.0,)
@@ -298,6 +284,26 @@ def _place_group(
             shares = _name(frame, group, ask, counts, left, terms, floor)
             if shares is not None:
                 return shares, level
+    return None
+
+
+def _somewhere(
+    frame: Frame, ask: Ask, kind: int, room: IntArray, left: "_Left", terms: Terms, draw: int
+) -> tuple[list[Share], str] | None:
+    """No share, but the level at which whole devices are found, where all nodes together take the gang.
+
+    So many fit, in whatever order nodes are filled: of a required domain it is enough to know that one takes them.
+    """
+    required = ask.required if terms.topology else None
+    if required is None:
+        return [], "anywhere"
+    inside = np.where(frame.has_level[required], room, 0)
+    for level in LEVELS[: LEVELS.index(required) + 1]:
+        if one_domain_holds(
+            frame.nodes_of[kind], inside, left.head, frame.paths, draw, ask.n_replicas,
+            frame.level[level], frame.n_level[level],
+        ):  # fmt: skip
+            return [], level
     return None
 
 

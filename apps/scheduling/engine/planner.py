@@ -22,6 +22,7 @@ from apps.scheduling.engine.caps import caps_of, under_cap
 from apps.scheduling.engine.data import Data
 from apps.scheduling.engine.facts import (
     NONE,
+    Ask,
     BoolArray,
     Evict,
     Gang,
@@ -172,7 +173,9 @@ class Pass:
             int, tuple[int, bool]
         ] = {}  # by class: whether its team is within quota, as of then
         self._endless: dict[int, float] = {}  # by class: nor can those be promised a later start
-        self._families: dict[tuple[object, ...], int] = {}  # shapes that differ in their replicas alone
+        self._numbers: dict[tuple[object, ...], int] = {}  # see `needs_of`
+        self._needs_of: dict[int, int] = {}  # by shape
+        self._families: dict[tuple[object, ...], int] = {}  # those that differ in their replicas alone
         self._family: dict[int, int] = {}  # by shape
         self._kinds: dict[int, tuple[int, ...]] = {}
         self._elastic: dict[int, bool] = {}
@@ -785,7 +788,7 @@ class Pass:
             if only_kind not in (None, kind):
                 continue
             duration = self.duration_s(least, kind)
-            if self.cannot_hold(least.shape, kind, ALL) or self._is_hopeless(least, kind, duration):
+            if self.cannot_hold(least.shape, kind, ALL) or self.is_hopeless(least, kind, duration):
                 missing.append(kind)
                 continue
             found = self._largest(gang, least, kind, duration)
@@ -832,7 +835,7 @@ class Pass:
         duration = self.duration_s(least, kind)
         if gang.limit_s == inf:
             duration /= rate
-        if self._is_hopeless(least, kind, duration):
+        if self.is_hopeless(least, kind, duration):
             return None
         found = self._largest(capped, least, kind, duration)
         if found is None:
@@ -1022,21 +1025,43 @@ class Pass:
         shape = gang.shape
         family = self._family.get(id(shape))
         if family is None:
-            asks: tuple[object, ...] = (id(shape),)
+            alike = self._judged_by(shape)
             if len(shape.asks) == 1:
-                asks = (replace(shape.asks[0], n_replicas=1),)
-            alike = (asks, shape.cluster, shape.reservation)
+                alike = ((replace(alike[0][0], n_replicas=1),), *alike[1:])
             family = self._family[id(shape)] = self._families.setdefault(alike, len(self._families))
         account = self.tree.account(gang) if self.tree.teams else NONE
         key = (family, kind, account, self.calendar.allowed(gang), gang.datasets, self.calendar.yields(gang))
         return key, shape.asks[0].n_replicas
+
+    @staticmethod
+    def _judged_by(shape: Shape) -> tuple[tuple[Ask, ...], int, int]:
+        """What of a shape decides on which nodes of one kind it has a place."""
+        asks = tuple(
+            replace(
+                ask,
+                kinds=() if ask.devices or ask.share_steps else ask.kinds,
+                any_kind=False,
+                preferred=None,
+                max_wait_s=0.0,
+            )
+            for ask in shape.asks
+        )
+        return asks, shape.cluster, shape.reservation
+
+    def needs_of(self, shape: Shape) -> int:
+        """A number; shapes that have the same one find the same places on nodes of one kind."""
+        number = self._needs_of.get(id(shape))
+        if number is None:
+            number = self._numbers.setdefault(self._judged_by(shape), len(self._numbers))
+            self._needs_of[id(shape)] = number
+        return number
 
     def _forget_failures(self) -> None:
         self._failed.clear()
         self._endless.clear()
         self._waiting = [inf] * len(self._waiting)
 
-    def _is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
+    def is_hopeless(self, gang: Gang, kind: int, duration_s: float) -> bool:
         key, n = self.failure_key(gang, kind)
         return any(
             n >= failed_n and duration_s > failed_s for failed_n, failed_s in self._failed.get(key, ())

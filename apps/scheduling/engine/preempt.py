@@ -25,7 +25,7 @@ from apps.scheduling.engine.clearing import Curve, curve
 from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placing, Running, Share
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import give_back, may_take
-from apps.scheduling.engine.placement import Amounts, Found, may_hold, total_steps
+from apps.scheduling.engine.placement import Amounts, Found, may_hold
 from apps.scheduling.engine.sizes import end_after, resize_s, sizes_of
 from apps.scheduling.engine.state import Charge, Floor, charge_of
 from apps.scheduling.engine.units import BIG, FULL
@@ -113,6 +113,8 @@ class _Asked:
 
     items: list[Item]
     most: dict[int, Amounts] = field(default_factory=dict)
+    # By shape and kind: the fewest states of a window in which even without all of them it has no place, by sums.
+    closed: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ class Preemptor:
 
     def __init__(self, walk: Pass) -> None:
         self.walk = walk
+        tree = walk.tree
+        self._is_limited: list[bool] = tree.limited.tolist()  # by kind
+        self._owned: list[list[int]] = tree.subtree.tolist()  # by team and kind, millionths
         self._items: list[Item] | None = None
         self._columns = _Columns.of((), 0)
         self._is_there: BoolArray = np.zeros(0, dtype=bool)  # (i,) neither evicted nor resized in this pass
@@ -137,6 +142,7 @@ class Preemptor:
         self._levels: dict[int, IntArray] = {}  # by team that asks
         self._asked_version = NONE
         self._asked: dict[tuple[int, ...], _Asked] = {}  # whom one may ask, as of then
+        self._asked_alike: dict[bytes, _Asked] = {}  # the same, by places
         self._amounts: _Amounts | None = None
         self._curves: dict[
             tuple[int, ...], Curve[Item]
@@ -196,7 +202,11 @@ class Preemptor:
 
     def _count(self, running: Running, *, is_there: bool) -> None:
         self._is_there[self._places.get(running.gang.id, [])] = is_there
+        self._forget_asked()
+
+    def _forget_asked(self) -> None:
         self._asked.clear()
+        self._asked_alike.clear()
 
     def _whole_cost(self, running: Running) -> tuple[float, float, int]:
         return self.cost_of(running), running.started_s, running.gang.sequence
@@ -223,8 +233,8 @@ class Preemptor:
         return (
             gang.team != NONE
             and bool(tree.teams)
-            and bool(tree.limited[kind])
-            and int(tree.subtree[gang.team, kind]) >= total_steps(gang.shape)
+            and self._is_limited[kind]
+            and self._owned[gang.team][kind] >= self.walk.steps(gang.shape)
         )
 
     def _all_items(self) -> list[Item]:
@@ -312,7 +322,7 @@ class Preemptor:
         version = self.walk.calendar.version
         if self._asked_version != version:
             self._asked_version = version
-            self._asked.clear()
+            self._forget_asked()
         key = (gang.priority, gang.team, kind) if reclaims else (gang.priority,)
         known = self._asked.get(key)
         if known is not None:
@@ -323,18 +333,28 @@ class Preemptor:
             steps = columns.steps[:, kind]
             asked |= (steps > 0) & (steps <= self._lent(gang.team, kind)[columns.team])
         asked &= self._is_there
-        some = [items[place] for place in np.flatnonzero(asked).tolist()]
-        known = self._asked[key] = _Asked(some)
+        places = np.flatnonzero(asked)
+        # Most teams are lent nothing, and may ask the same jobs.
+        alike = places.tobytes()
+        known = self._asked_alike.get(alike)
+        if known is None:
+            known = self._asked_alike[alike] = _Asked([items[place] for place in places.tolist()])
+        self._asked[key] = known
         return known
 
     def _leaves_open(self, gang: Gang, kind: int, duration_s: float, asked: _Asked) -> bool:
         """Whether the gang might have a place if everybody it may ask left; False is certain."""
-        walk = self.walk
-        floor = walk.calendar.floor_now(walk.now_s + duration_s)
-        n = len(floor.states)
+        walk, shape = self.walk, gang.shape
+        n = walk.calendar.n_states(walk.now_s + duration_s)
+        if n >= asked.closed.get((id(shape), kind), BIG):
+            return False
         if n not in asked.most:
+            floor = walk.calendar.floor_now(walk.now_s + duration_s)
             asked.most[n] = self.given_back(_amounts(floor), asked.items)
-        return may_hold(walk.frame, gang.shape, kind, asked.most[n], walk.may_use(gang))
+        is_open = may_hold(walk.frame, shape, kind, asked.most[n], walk.may_use(gang))
+        if not is_open:
+            asked.closed[id(shape), kind] = n
+        return is_open
 
     def given_back(self, left: Amounts, items: Sequence[Item]) -> Amounts:
         """The most that can be left when these are gone."""
@@ -386,7 +406,7 @@ class Preemptor:
         return may_take(
             columns.priority[places], columns.team[places], columns.steps[places, kind],
             columns.is_surplus[places], self.walk.calendar.now.use if use is None else use, gang.team, gang.priority,
-            total_steps(gang.shape), kind, self._apart(gang.team), tree.parents, tree.kept, tree.subtree, greedily,
+            self.walk.steps(gang.shape), kind, self._apart(gang.team), tree.parents, tree.kept, tree.subtree, greedily,
         )  # fmt: skip
 
     def _is_allowed(self, gang: Gang, kind: int, items: Sequence[Item], use: IntArray | None = None) -> bool:
