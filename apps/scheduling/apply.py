@@ -1,7 +1,7 @@
 """Writes a plan: starts through the ledger's own services, and what the pass learned about those that wait."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -391,34 +391,44 @@ class _Reasons:
 
 
 def _upsert(waits: Sequence[tuple[int, Wait]], pass_id: int, at: datetime) -> None:
+    # Thousands wait for the same: what is said of them goes over, and is read there, once.
+    texts: dict[int, str] = {}  # by object of facts
+    said: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+    which = []
+    for _, wait in waits:
+        facts = texts.get(id(wait.facts))
+        if facts is None:
+            facts = texts[id(wait.facts)] = dumps(plain(wait.facts))
+        which.append(said.setdefault((wait.code, wait.sentence, wait.blocked_by, facts), len(said)))
     rows = [
-        {
-            "job_id": wait.job_id,
-            "code": wait.code,
-            "sentence": wait.sentence,
-            "binding": list(wait.blocked_by),
-            "facts": plain(wait.facts),
-            "rank": rank,
-            "expected": None if wait.expected_start_s is None else _iso(instant(wait.expected_start_s)),
-        }
-        for rank, wait in waits
+        {"n": n, "code": code, "sentence": sentence, "binding": binding, "facts": facts}
+        for (code, sentence, binding, facts), n in said.items()
     ]
+    columns: tuple[Iterable[object], ...] = (
+        (wait.job_id for _, wait in waits),
+        which,
+        (rank for rank, _ in waits),
+        (_iso(instant(s)) or "" if (s := wait.expected_start_s) is not None else "" for _, wait in waits),
+    )
     with connection.cursor() as cursor:
-        # One text for all rows: the driver goes over each element of an array. A job may be gone from the ledger's
+        # Texts for all rows: the driver goes over each element of an array. A job may be gone from the ledger's
         # queue by now, but never from the ledger.
         cursor.execute(
             "INSERT INTO scheduling_reason"  # noqa: S608 (our own words)
             " (job_id, pass_id, at, code, sentence, binding, facts, rank, expected_start_at,"
             " foretold_at, foretold_start_at)"
-            " SELECT job_id, %s, %s, code, left(sentence, 1000), binding, facts, rank, expected,"
+            " SELECT job_id, %s, %s, code, left(sentence, 1000), binding, facts::jsonb, rank, expected,"
             " CASE WHEN expected IS NOT NULL THEN %s::timestamptz END, expected"
-            " FROM json_to_recordset(%s::json) AS new(job_id bigint, code text, sentence text, binding jsonb,"
-            " facts jsonb, rank int, expected timestamptz)"
+            " FROM (SELECT job_id, n, rank, nullif(expected, '')::timestamptz AS expected"
+            " FROM unnest(string_to_array(%s, ',')::bigint[], string_to_array(%s, ',')::int[],"
+            " string_to_array(%s, ',')::int[], string_to_array(%s, ',')) AS told(job_id, n, rank, expected)) new"
+            " JOIN json_to_recordset(%s::json) AS said(n int, code text, sentence text, binding jsonb, facts text)"
+            " USING (n)"
             " ON CONFLICT (job_id) DO UPDATE SET pass_id = excluded.pass_id, at = excluded.at,"
             " code = excluded.code, sentence = excluded.sentence, binding = excluded.binding,"
             " facts = excluded.facts, rank = excluded.rank, expected_start_at = excluded.expected_start_at,"
             f" {_first_word('foretold_at')}, {_first_word('foretold_start_at')}",
-            [pass_id, at, at, dumps(rows)],
+            [pass_id, at, at, *(",".join(map(str, column)) for column in columns), dumps(rows)],
         )
 
 

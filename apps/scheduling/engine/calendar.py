@@ -711,6 +711,20 @@ class Calendar:
                 for state in [self.now, *self.pinches][first:end]:
                     state.book(frame, coming.charges[charge], sign, coming.bookings[charge])
 
+    def _exceeds(self, charge: Charge, n: int) -> bool:
+        """Whether some one share of a charge takes more than is left in one of the first n states.
+
+        A few sums, before anything is charged and taken back: most of what is asked for is refused by these.
+        """
+        nodes = charge.nodes
+        whole, cpu, mem, head = self._pool.least(n)
+        return bool(
+            ((charge.taken == FULL).all() and (whole[nodes] < charge.whole).any())
+            or (head[self.frame.paths[nodes]] < charge.draw[:, None]).any()
+            or (cpu[nodes] < charge.cpu).any()
+            or (mem[nodes] < charge.mem).any()
+        )
+
     def _fits_now(self, charge: Charge) -> bool:
         """Whether just these devices, and all else it takes but quota, are free now."""
         now = self.now
@@ -733,9 +747,11 @@ class Calendar:
     def take_back(self, gang: Gang, held: Held) -> bool:
         """Let dropped work hold again what it held, if nobody has taken it, or counts on it, meanwhile."""
         charge = held.charge
-        n = 1 + bisect_left(self._pinch_at_s, held.end_s)
-        if not self._fits_now(charge) or any(
-            self.quota_left_now(charge.team, kind, n) < steps for kind, steps in self._limited(charge)
+        n = self.n_states(held.end_s)
+        if (
+            self._exceeds(charge, n)
+            or not self._fits_now(charge)
+            or any(self.quota_left_now(charge.team, kind, n) < steps for kind, steps in self._limited(charge))
         ):
             return False
         self.lift([held], 1)

@@ -120,7 +120,9 @@ class Explainer:
         """
         walk = self.walk
         known: dict[tuple[object, int], Wait | None] = {}
-        families: dict[int, tuple[object, ...]] = {}  # by class: of what it shares the answer with other teams
+        families: dict[
+            int, tuple[object, ...]
+        ] = {}  # by class: of what it shares the answer with other teams
         within: dict[int, int] = {}  # by class: it is within quota where it meets so many states
         windows = walk.calendar.n_met([gang.limit_s for _, gang, _ in blocked])
         for (rank, gang, alike), n in zip(blocked, windows, strict=True):
@@ -315,7 +317,9 @@ class Explainer:
         walk = self.walk
         duration_s = walk.duration_s(gang, kind)
         if by_all_rules and gang.id not in walk.promised and walk.is_hopeless(gang, kind, duration_s):
-            return False  # it was looked for when no less was free; what is promised to it may stand aside now
+            return (
+                False  # it was looked for when no less was free; what is promised to it may stand aside now
+            )
         now = walk.calendar.now
         return walk.fit(gang, kind, now, duration_s, rules=rules, named=False, whether=True) is not None
 

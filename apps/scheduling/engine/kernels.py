@@ -703,17 +703,31 @@ def refresh_prefix(order: IntArray, first: int, n: int, rows: IntArray, least: I
 
 
 @_compile
-def refresh_prefix_at(order: IntArray, n: int, rows: IntArray, least: IntArray, columns: IntArray) -> None:
-    """The same, for some columns only."""
-    for c in range(len(columns)):
-        x = columns[c]
-        lowest = rows[order[0], x]
-        least[0, x] = lowest
-        for i in range(1, n):
-            here = rows[order[i], x]
-            if here < lowest:
-                lowest = here
-            least[i, x] = lowest
+def _refresh_column(order: IntArray, n: int, rows: IntArray, least: IntArray, x: int) -> None:
+    lowest = rows[order[0], x]
+    least[0, x] = lowest
+    for i in range(1, n):
+        here = rows[order[i], x]
+        if here < lowest:
+            lowest = here
+        least[i, x] = lowest
+
+
+@_compile
+def refresh_prefix_at(
+    order: IntArray,
+    n: int,
+    rows: tuple[IntArray, IntArray, IntArray, IntArray],
+    least: tuple[IntArray, IntArray, IntArray, IntArray],
+    nodes: IntArray,
+    paths: IntArray,
+) -> None:
+    """The same for (whole, cpu, mem, head), at some nodes and under the limits above them only."""
+    for node in nodes:
+        for x in range(3):
+            _refresh_column(order, n, rows[x], least[x], node)
+        for domain in paths[node]:
+            _refresh_column(order, n, rows[3], least[3], domain)
 
 
 @_compile

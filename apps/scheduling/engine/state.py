@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -310,10 +311,10 @@ class Pool:
     def touched(self, nodes: IntArray) -> None:
         """Something was charged on these nodes, in any of the states."""
         self._log.append(nodes)
-        for name in ("whole", "cpu", "mem"):
-            refresh_prefix_at(self._order, self._n, self._rows[name], self._least[name], nodes)
-        domains = np.unique(self._paths[nodes])
-        refresh_prefix_at(self._order, self._n, self._rows["head"], self._least["head"], domains)
+        refresh: Any = refresh_prefix_at  # its arguments come in blocks
+        rows = tuple(self._rows[name] for name in self._FIELDS)
+        least = tuple(self._least[name] for name in self._FIELDS)
+        refresh(self._order, self._n, rows, least, nodes, self._paths)
 
     def least(self, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """(whole, cpu, mem, head): the least over the first n states."""

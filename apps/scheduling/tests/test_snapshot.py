@@ -193,6 +193,15 @@ def test_jobs_of_one_shape_share_it():
     assert snapshot.take_snapshot(NOON).snapshot.queue[0] is first
 
 
+def test_jobs_of_several_teams_share_a_shape():
+    fleet()
+    for ours in (team(), team()):
+        job(ours, person(ours))
+    first, second = snapshot.take_snapshot(NOON).snapshot.queue
+    assert first.team != second.team
+    assert first.shape is second.shape
+
+
 def test_a_data_set_is_where_it_lies_and_comes_elsewhere_by_the_slowest_way_there_is():
     near, far, away = (Domain.objects.create(name=name, kind="storage") for name in ("near", "far", "away"))
     here = fleet(3)

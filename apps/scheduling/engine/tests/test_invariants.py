@@ -9,12 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apps.scheduling.engine import planner
+from apps.scheduling.engine.calendar import Calendar
 from apps.scheduling.engine.checker import check
-from apps.scheduling.engine.facts import NONE, Policy, Running, Shape, Snapshot
+from apps.scheduling.engine.explain import Explainer
+from apps.scheduling.engine.facts import NONE, Gang, Policy, Running, Shape, Snapshot
 from apps.scheduling.engine.feasibility import prove_impossible
+from apps.scheduling.engine.forecast import _Profile
 from apps.scheduling.engine.frame import Frame
 from apps.scheduling.engine.placement import Found, Terms, place
-from apps.scheduling.engine.planner import plan
+from apps.scheduling.engine.planner import Pass, plan
 from apps.scheduling.engine.state import Floor
 from apps.scheduling.engine.sums import Sums
 from apps.scheduling.engine.tests.scenes import scenes
@@ -95,6 +98,43 @@ def test_what_sums_show_is_what_a_search_on_every_node_finds(
 
 def _place_in_full(frame: Frame, shape: Shape, kind: int, floor: Floor, terms: Terms) -> Found | None:
     return place(frame, shape, kind, floor, replace(terms, whether=False))
+
+
+@SCENES
+@given(
+    scenes(), DEPTHS, st.booleans(), st.lists(st.sampled_from([0.5, 1.0, 3.0, 40.0]), min_size=1, max_size=5)
+)
+def test_what_jobs_share_is_what_each_is_told_alone(
+    scene: Snapshot, depth: int | None, preemption: bool, longer: list[float]
+) -> None:
+    policy = Policy(backfill_depth=depth, preemption=preemption)
+    twins = [
+        replace(g, id=g.id + 1000, sequence=g.sequence + 1000, limit_s=g.limit_s * longer[i % len(longer)])
+        for i, g in enumerate(scene.queue)
+    ]
+    queue = [*scene.queue, *twins]
+    one_of: dict[Shape, Shape] = {}
+    shared = tuple(replace(g, shape=one_of.setdefault(g.shape, g.shape)) for g in queue)
+    apart = tuple(replace(g, shape=replace(g.shape)) for g in queue)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pass, "needs_of", lambda self, shape: id(shape))
+        patch.setattr(Pass, "failure_key", _failure_of_each_shape)
+        patch.setattr(Explainer, "_blocked_in", lambda self, gang, alike, window: self._blocked_by(gang))
+        patch.setattr(Calendar, "_exceeds", lambda self, charge, n: False)
+        patch.setattr(_Profile, "take_all", _take_one_by_one)
+        told_alone = plan(replace(scene, queue=apart), policy)
+
+    assert plan(replace(scene, queue=shared), policy) == told_alone
+
+
+def _failure_of_each_shape(self: Pass, gang: Gang, kind: int) -> tuple[tuple[object, ...], int]:
+    account = self.tree.account(gang) if self.tree.teams else NONE
+    return (id(gang.shape), kind, account, self.calendar.allowed(gang), gang.datasets), 1
+
+
+def _take_one_by_one(self: _Profile, held: list[tuple[float, float, int]]) -> None:
+    for start_s, end_s, steps in held:
+        self.take(start_s, end_s, steps)
 
 
 @SCENES
