@@ -175,6 +175,7 @@ class Explainer:
         walk = self.walk
         gang = walk.least(gang)
         kinds = walk.kinds(gang.shape)
+        windows: tuple[Window, ...]
         if gang.limit_s != inf:
             window = self._window(gang, kinds[0]) if kinds else (1, ())
             windows, at_quota = (window,), self._is_at_quota(gang, window[0])
@@ -195,7 +196,7 @@ class Explainer:
         )
         if key not in self._known:
             blocked_by, together = (
-                self._blocked_in(gang, (*key[:1], *key[2:]), windows[0])
+                self._blocked_in(gang, (walk.needs_of(gang.shape), kinds, *key[2:]), windows[0])
                 if gang.limit_s != inf
                 else self._blocked_by(gang)
             )
@@ -396,7 +397,8 @@ class Explainer:
         if is_own:  # each job's own
             said = getattr(self, f"_say_{code}")(gang)
             return said
-        key = (code, id(gang.shape), self.walk.tree.account(gang), gang.datasets)
+        whose = self.walk.tree.account(gang) if code in _QUOTA else NONE
+        key = (code, id(gang.shape), whose, gang.tier, gang.datasets)
         if key not in self._words_of:
             self._words_of[key] = getattr(self, f"_say_{code}")(gang)
         sentence, facts = self._words_of[key]

@@ -9,7 +9,7 @@ those promises (Lifka 1995, EASY, for depth 1; Mu'alem and Feitelson 2001 for mo
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
 from operator import attrgetter, itemgetter
@@ -71,6 +71,8 @@ from apps.scheduling.engine.units import FULL
 _EMPTY = Rules(
     quota=False, member_limit=False, reservation=False, staging=False, priority=True, resources=False
 )
+_WISHES = {"n_replicas", "kinds", "any_kind", "preferred", "max_wait_s"}  # or told apart by themselves
+_judged = attrgetter(*(field.name for field in fields(Ask) if field.name not in _WISHES))
 _UNSUMMED = 2  # questions after a change that are not answered by sums
 
 
@@ -1025,24 +1027,24 @@ class Pass:
         shape = gang.shape
         family = self._family.get(id(shape))
         if family is None:
-            alike = self._judged_by(shape)
-            if len(shape.asks) == 1:
-                alike = ((replace(alike[0][0], n_replicas=1),), *alike[1:])
+            alike = self._judged_by(shape, 1 if len(shape.asks) == 1 else None)
             family = self._family[id(shape)] = self._families.setdefault(alike, len(self._families))
         account = self.tree.account(gang) if self.tree.teams else NONE
         key = (family, kind, account, self.calendar.allowed(gang), gang.datasets, self.calendar.yields(gang))
         return key, shape.asks[0].n_replicas
 
     @staticmethod
-    def _judged_by(shape: Shape) -> tuple[tuple[Ask, ...], int, int]:
-        """What of a shape decides on which nodes of one kind it has a place."""
+    def _judged_by(shape: Shape, n_replicas: int | None = None) -> tuple[object, ...]:
+        """What of a shape decides on which nodes of one kind it has a place.
+
+        Args:
+            n_replicas: In place of its own.
+        """
         asks = tuple(
-            replace(
-                ask,
-                kinds=() if ask.devices or ask.share_steps else ask.kinds,
-                any_kind=False,
-                preferred=None,
-                max_wait_s=0.0,
+            (
+                ask.n_replicas if n_replicas is None else n_replicas,
+                () if ask.devices or ask.share_steps else ask.kinds,
+                *_judged(ask),
             )
             for ask in shape.asks
         )
