@@ -208,6 +208,9 @@ class Explainer:
         code, blocked_by, sentence, facts = self._known[key]
         if code == "priority":
             sentence, facts = self._say_priority(gang)  # who stands ahead is each job's own
+        elif code == "reservation":
+            sentence, own = self._say_reservation(gang)  # so is the limit with which it runs into one
+            facts = {**facts, **own}
         return Wait(gang.id, code, sentence, blocked_by, facts, rank, expected_s)
 
     def _is_at_quota(self, gang: Gang, n: int) -> bool:
