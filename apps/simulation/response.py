@@ -792,11 +792,15 @@ class Response:
             if not event.is_settled:
                 self._wake(event.released_at + (minute + 1) * MINUTE_S)
 
-    def _fits(self, life: "Life", cap: float) -> bool:
-        """Whether a job may draw so much more, under every limit and every allowance above it."""
+    def _fits(self, life: "Life", cap: float, limits: Sequence[Domain] | None = None) -> bool:
+        """Whether a job may draw so much more, under every limit and every allowance above it.
+
+        Args:
+            limits: The domains with what binds them now; who asks for many jobs works them out once.
+        """
         kind = self.facility.kinds[life.kind]
         more_w = min(self.natural_w(life), cap * kind.tdp_w) - self._device_w(life)
-        limits = self.limited(self.sim.facility).domains
+        limits = self.limited(self.sim.facility).domains if limits is None else limits
         touched = {d for share in life.placing for d in self._chain(share.node)}
         for domain in touched:
             of: Domain = limits[domain]
@@ -841,6 +845,7 @@ class Response:
             }
         else:
             goals = {}
+        limits = self.limited(self.sim.facility).domains
         for life in self._curtailed():
             if life.job.index in self.pending:
                 continue
@@ -848,7 +853,9 @@ class Response:
             if goal <= life.cap:
                 continue
             steps = [1.0, *(cap for cap, _ in self.facility.kinds[life.kind].caps)]
-            best = next((cap for cap in steps if life.cap < cap <= goal and self._fits(life, cap)), None)
+            best = next(
+                (cap for cap in steps if life.cap < cap <= goal and self._fits(life, cap, limits)), None
+            )
             if best is None:
                 if any(e.state == "recovering" for e in self.events.values()):
                     break  # who comes first waits for the ramp; nobody overtakes

@@ -1,9 +1,9 @@
 """Which option for which job: least missing, then least lost, then fewest jobs, then least shed.
 
-Small problems are solved exactly, by HiGHS through `scipy.optimize.milp`; larger ones by the linear relaxation,
-rounded up and trimmed; where neither says anything, by a greedy pass that serves as an instant preview as well.
-Every answer is recounted in whole microwatts. Nothing depends on how fast the machine is: the solver is bounded by
-nodes of its search, never by time.
+Small problems are solved exactly: with one limit by dominance, else by HiGHS through `scipy.optimize.milp`; larger
+ones by the linear relaxation, rounded up and trimmed; where neither says anything, by a greedy pass that serves as an
+instant preview as well. Every answer is recounted in whole microwatts. Nothing depends on how fast the machine is: the
+solver is bounded by nodes of its search, never by time.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, vstack
 
 from apps.power.curtailment.facts import Curtailment, Problem
+from apps.power.curtailment.one_limit import cheapest
 from apps.power.curtailment.quiet import without_chatter
 
 EXACT_UP_TO: Final = 200  # candidates with a choice
@@ -36,6 +37,10 @@ def solve(problem: Problem, *, exact_up_to: int = EXACT_UP_TO) -> Curtailment:
     if not model.columns or not model.needs.any():
         return model.answer(model.nothing(), 0.0, "exact")
     n_free = len({column.candidate for column in model.columns})
+    if n_free <= exact_up_to and np.count_nonzero(model.needs) == 1:
+        alone = _of_one_limit(model)
+        if alone is not None:
+            return alone
     if n_free <= exact_up_to:
         answer = _exact(model)
         if answer is not None:
@@ -152,6 +157,26 @@ class _Model:
         of = np.array([column.candidate for column in self.columns])
         one = csr_array((np.ones(len(of)), (of, np.arange(len(of)))))
         return sheds, self.needs[asks] / _KILO, one[np.unique(of)]
+
+
+def _of_one_limit(model: _Model) -> Curtailment | None:
+    """The best by every rule in turn where one limit alone asks; None where there is too much to go through."""
+    (limit,) = np.flatnonzero(model.needs)
+    free = [c for c, candidate in enumerate(model.problem.candidates) if len(candidate.options) > 1]
+    sheds, costs = [], []
+    for c in free:
+        n = len(model.problem.candidates[c].options)
+        mine = range(model.at[c, 1], model.at[c, 1] + n - 1)
+        sheds.append(np.concatenate(([0], model.sheds[mine.start : mine.stop, limit])))
+        costs.append(np.array([0, *(model.columns[i].cost_ms for i in mine)], dtype=np.int64))
+    found = cheapest(sheds, costs, int(model.needs[limit]))
+    if found is None:
+        return None
+    choices = model.nothing()
+    for c, option in zip(free, found, strict=True):
+        choices[c] = option
+    choices = _later_first(model, choices)
+    return model.answer(choices, float(model.cost(choices)), "exact")
 
 
 def _exact(model: _Model, margin_kw: float = 0.0) -> Curtailment | None:
