@@ -276,7 +276,7 @@ def _content(row: Any, *leave_out: str) -> Colour:
     return tuple((key, _plain(getattr(row, key))) for key in type(row).model_fields if key not in leave_out)
 
 
-_NODE_FIELDS: Final = ("devices", "cpus", "memory_gib", "idle_w", "speed")
+_NODE_FIELDS: Final = ("devices", "cpus", "memory_gib", "idle_w", "off_w", "off_s", "boot_s", "speed")
 
 
 def _node_content(row: NodeRow) -> Colour:

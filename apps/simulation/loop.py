@@ -89,6 +89,7 @@ class Engine:
     on_end: Callable[[], object] = lambda: None  # a job came to its end: for a progress bar
     candidate: Callable[..., Candidate] = candidate_of
     curtail: Callable[[Problem], Curtailment] = solve
+    takes_turns: bool = True  # whether pauses may take turns where that is not enough
     # What goes wrong in answer to a power event: a command is lost; a reading is; checkpoints take so many times as
     # long as was said; jobs draw another multiple of what was said, by name (None: what was said); the controller is
     # dead over these windows: it commands nothing and starts nothing.
@@ -201,6 +202,7 @@ class Life:
     unsaved: list[tuple[Placing, Fraction, Fraction, Split]] = field(
         default_factory=list
     )  # of sizes it had before
+    whole: Placing = ()  # what it held before it was made smaller for a power event
     kind: int = NONE
     first_start: Fraction | None = None
     eligible: Fraction | None = None  # when its dependencies had ended well
@@ -247,6 +249,7 @@ class Simulation:
         n = self.facility.n_nodes
         self.is_failed = np.zeros(n, dtype=bool)
         self.is_drained = np.zeros(n, dtype=bool)
+        self.is_off = np.zeros(n, dtype=bool)  # switched off for a power event, or on its way there or back
         self.cools_until = np.full(n, -inf)
         self.on_node: list[set[int]] = [set() for _ in range(n)]
         self.teams = list(world.teams)
@@ -465,7 +468,7 @@ class Simulation:
         life.speed = self._speed(start.placing)
         life.kind, life.cap, life.own_cap = start.kind, start.cap, start.cap
         life.capped_rate = self.rate_under(life, start.cap)
-        pace = life.speed * life.capped_rate * self._rate(job, start.placing)
+        pace = life.speed * life.capped_rate * self.rate_of(job, start.placing)
         life.attempt = Attempt(job.runtime - life.done_s, pace, restart_s, job.saving)
         life.n_attempts += 1
         life.state, life.started, life.sized = "running", now, now
@@ -506,7 +509,13 @@ class Simulation:
         """Tell the planner what the job holds, until when, and what it may come to draw."""
         cap = self.response.cap_to_count(life)
         self.running[life.job.index] = Running(
-            life.gang, life.placing, float(life.started), life.ends, cap, sized_s=float(life.sized)
+            life.gang,
+            life.placing,
+            float(life.started),
+            life.ends,
+            cap,
+            # Who was made smaller for a power event does not grow back before that is over.
+            sized_s=inf if life.whole else float(life.sized),
         )
 
     def rate_under(self, life: Life, cap: float) -> Fraction:
@@ -525,7 +534,7 @@ class Simulation:
         self._settle_turn(life, now, is_lost=False, is_over=False)
         self._draw(life, cap)
         life.capped_rate = self.rate_under(life, cap)
-        pace = life.speed * life.capped_rate * self._rate(life.job, life.placing)
+        pace = life.speed * life.capped_rate * self.rate_of(life.job, life.placing)
         life.attempt = life.attempt.after(max(ZERO, now - life.since), pace)
         life.since, life.sized = max(now, life.since), now
         self._expect_end(life)
@@ -562,7 +571,7 @@ class Simulation:
         restart_s = ZERO if job.saving is None else job.saving.restart_s
         self._draw(life, cap)
         life.capped_rate = self.rate_under(life, cap)
-        pace = life.speed * life.capped_rate * self._rate(job, life.placing)
+        pace = life.speed * life.capped_rate * self.rate_of(job, life.placing)
         life.attempt = Attempt(job.runtime - life.done_s, pace, restart_s, job.saving)
         life.state, life.since, life.started, life.sized = "running", now, now, now
         life.n_attempts += 1
@@ -580,6 +589,16 @@ class Simulation:
         if self.modelled is not self.meter:
             self.modelled.job(life.job, placing, self.agenda.now, sign, life.cap)
 
+    def switch(self, node: int, *, is_on: bool, **why: Any) -> None:
+        """A node at rest is switched off, or on again; who may use it when is for others to say."""
+        off_w = self.world.node_rows[node].off_w
+        for meter in {id(meter): meter for meter in (self.meter, self.modelled)}.values():
+            meter.switched(node, off_w, self.agenda.now, is_on=is_on)
+        self._touch()
+        word = "power_on" if is_on else "power_off"
+        name = self.facility.node_name[node]
+        self.lines.append({"t": plain(self.agenda.now), "event": word, "node": name, **why})
+
     def _meter_node(self, node: int, *, is_up: bool) -> None:
         for meter in {id(meter): meter for meter in (self.meter, self.modelled)}.values():
             (meter.node_up if is_up else meter.node_down)(node, self.agenda.now)
@@ -595,7 +614,7 @@ class Simulation:
             speeds.append(speed)
         return min(speeds)
 
-    def _rate(self, job: SimJob, placing: Placing) -> Fraction:
+    def rate_of(self, job: SimJob, placing: Placing) -> Fraction:
         """Throughput at this size, relative to the preferred one."""
         if not job.gang.is_elastic:
             return Fraction(1)
@@ -678,6 +697,7 @@ class Simulation:
         else:
             lost = self._settle_turn(life, now, is_lost=is_lost, is_over=True)
         self._hold(life, ())
+        life.whole = ()
         self.response.forget(life)
         del self.running[life.job.index]
         self._gave_back |= float(now) < life.ends
@@ -713,13 +733,25 @@ class Simulation:
         )
         self._enqueue(life)
 
-    def _resize(self, resize: Resize) -> None:
+    def shrink(self, life: Life, placing: Placing, event: str) -> None:
+        """A running job gives devices up for a power event; it gets them back afterwards if nobody else took them."""
+        whole = life.whole or life.placing
+        self._resize(Resize(life.job.index, placing, None, inf), **{"for": {"event": event}})
+        life.whole = whole
+        self.tell(life)
+
+    def regrow(self, life: Life) -> None:
+        """It gets them back."""
+        self._resize(Resize(life.job.index, life.whole, None, inf))
+
+    def _resize(self, resize: Resize, **why: Any) -> None:
         """An elastic job goes on with other devices, at once or after a checkpoint and a restart; nothing is lost."""
         life, now = self.lives[resize.job_id], self.agenda.now
+        life.whole = ()
         assert life.attempt is not None
         self._settle_turn(life, now, is_lost=False, is_over=False)
         speed = self._speed(resize.placing)
-        pace = speed * life.capped_rate * self._rate(life.job, resize.placing)
+        pace = speed * life.capped_rate * self.rate_of(life.job, resize.placing)
         life.attempt = life.attempt.resized(max(ZERO, now - life.since), pace)
         life.speed, life.sized = speed, now
         self._hold(life, resize.placing)
@@ -731,6 +763,7 @@ class Simulation:
             life.job,
             placement=self.placement(life.job, resize.placing),
             power_cap=_number(life.cap),
+            **why,
         )
 
     # -- data ---------------------------------------------------------------------------------------
@@ -866,6 +899,7 @@ class Simulation:
             self._say("node_lost", life.job, node=self.facility.node_name[node], lost_s=plain(lost))
             self._enqueue(life, retry_s=retry_s)
         self._promises = ()
+        self.response.lose_node(node)
         self.is_failed[node] = True
         self._meter_node(node, is_up=False)
         self._look_again(retry_s)
@@ -924,9 +958,14 @@ class Simulation:
             cap_changes=cap_changes,
         )
 
+    @property
+    def usable(self) -> BoolArray:
+        """(n,) nodes that take new work."""
+        return self._is_usable()
+
     def _is_usable(self) -> BoolArray:
         """(n,) nodes that take new work."""
-        return ~(self.is_failed | self.is_drained | (self.cools_until > self.agenda.now_s))
+        return ~(self.is_failed | self.is_drained | self.is_off | (self.cools_until > self.agenda.now_s))
 
     def _in_queue(self) -> tuple[Gang, ...]:
         """What waits; where the shortest goes first, with how long a job that declares a limit will probably run."""

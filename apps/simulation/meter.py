@@ -82,6 +82,11 @@ class PowerMeter:
     def node_up(self, node: int, now: Fraction) -> None:
         self._add([(node, self._base[node])], now)
 
+    def switched(self, node: int, off_w: float, now: Fraction, *, is_on: bool) -> None:
+        """A node at rest is switched off, and draws no more than that; or on again."""
+        gone = self._base[node] - _units(off_w)
+        self._add([(node, gone if is_on else -gone)], now)
+
     def job(self, job: SimJob, placing: Placing, now: Fraction, sign: int, cap: float = 1.0) -> None:
         """Add a job's draw beyond rest under a cap (sign 1) or take it away (-1); a cap of 0 is a pause."""
         if not cap:

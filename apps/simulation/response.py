@@ -7,7 +7,7 @@ Afterwards the load rises no faster than the domain's ramp, the firmest tier fir
 rebound limit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf
@@ -23,12 +23,16 @@ from apps.power.curtailment.facts import (
     Load,
     Option,
     Problem,
+    Smaller,
 )
-from apps.power.curtailment.options import allowed_loss
+from apps.power.curtailment.options import SHRINKS_FROM, allowed_loss
 from apps.scheduling.engine.caps import caps_of, under_cap
-from apps.scheduling.engine.facts import NONE, CapChange, Domain, Facility, LimitChange, Placing
+from apps.scheduling.engine.facts import NONE, CapChange, Facility, LimitChange, Placing, Share
+from apps.simulation.idle_nodes import IdleNodes
 from apps.simulation.replay.heap import exact, plain
 from apps.simulation.scenario import DemandResponse
+from apps.simulation.spent import Spent, Window
+from apps.simulation.turns import Turns
 from apps.simulation.world import power_children
 
 if TYPE_CHECKING:
@@ -57,7 +61,8 @@ class Event:
     state: str = ""
     is_cancelled: bool = False
     released_at: Fraction | None = None  # when recovery began
-    ticked_w: float = 0.0  # IT load at the last full minute since
+    ceiling_w: float = 0.0  # IT load up to which the ramp lets it rise now
+    ceiling_at: Fraction = ZERO
     minute: int = 0  # full minutes since
     is_settled: bool = False  # the load rises as it likes again
     minutes: list[float] = field(default_factory=list)  # delivered, at the meter
@@ -77,7 +82,7 @@ class _Pending:
     """Something commanded that is not in force yet."""
 
     due: Fraction
-    cap: float  # 0: a pause
+    cap: float  # a level: 0: a pause; below: so many replicas are left
     event: str
     real: Fraction  # when it will be in force in truth; before that it is looked at again and again
 
@@ -90,7 +95,7 @@ class Response:
         self.facility = simulation.facility
         self.events: dict[str, Event] = {}
         self.pending: dict[int, _Pending] = {}  # caps, by job
-        self.pauses: dict[int, _Pending] = {}
+        self.pauses: dict[int, _Pending] = {}  # and changes of size
         self.unseen: dict[int, Fraction] = {}  # done, but no reading says so yet: when to look again, by job
         self._off_w: dict[int, float] = {}  # by domain: how much more it draws than the models say
         self._decided_at = -DWELL_S
@@ -113,6 +118,11 @@ class Response:
                 self._marks.append((max(ZERO, exact(row.t) - MEASURED_S), domain))
         self._has_marked = False
         self._solved: dict[Problem, Curtailment] = {}
+        self.nodes = IdleNodes(self)
+        self.turns = Turns(self)
+        self._ramps = {row.name: row.ramp_up_w_per_s for row in simulation.world.scenario.domains}
+        self._next: tuple[Any, set[int]] | None = None
+        self._spent = Spent(simulation.policy_row.qos_window_s)
 
     # -- what the loop asks -------------------------------------------------------------------------
 
@@ -141,13 +151,11 @@ class Response:
 
     def limited(self, facility: Facility) -> Facility:
         """The facility with the limits that power events set now."""
-        limits: dict[int, float] = {}
-        for event in self.events.values():
-            limit_w = self._limit_now_w(event)
-            if limit_w < inf:
-                limits[event.domain] = min(limit_w, limits.get(event.domain, inf))
+        limits = self._event_limits_w()
         if not limits:
             return facility
+        for at in limits:  # a planner counts nodes that are off as if they were at rest
+            limits[at] += self.facility.domains[at].overhead_k * self.nodes.under_w(at)
         key = tuple(sorted(limits.items()))
         if self._limited is None or self._limited[0] != key or self._limited[1] is not facility:
             domains = list(facility.domains)
@@ -178,6 +186,31 @@ class Response:
             caps.append(CapChange(float(first.end), job_id, life.own_cap))
         return tuple(limits), tuple(caps)
 
+    def _event_limits_w(self) -> dict[int, float]:
+        """By domain, what events leave it now, as `Domain.limit_w`."""
+        limits: dict[int, float] = {}
+        for event in self.events.values():
+            limit_w = self._limit_now_w(event)
+            if limit_w < inf:
+                limits[event.domain] = min(limit_w, limits.get(event.domain, inf))
+        return limits
+
+    def bounds_w(self, beyond_w: Mapping[int, float] | None = None) -> dict[int, float]:
+        """By domain that is limited at all, the IT load that may be drawn there now.
+
+        Args:
+            beyond_w: By domain, by how much what events ask for is out of reach: nobody waits for that.
+        """
+        told = self._event_limits_w()
+        beyond = {} if beyond_w is None else beyond_w
+        found: dict[int, float] = {}
+        for at, domain in enumerate(self.sim.facility.domains):
+            asked_w = self._it_w(at, told[at]) + beyond.get(at, 0.0) if at in told else inf
+            limit_w = min(domain.it_limit_w, asked_w)
+            if limit_w < inf:
+                found[at] = limit_w
+        return found
+
     def announce(self, row: DemandResponse) -> None:
         """Notice is given."""
         sim, now = self.sim, self.sim.agenda.now
@@ -192,8 +225,8 @@ class Response:
         event.full_w = max([event.reference_w, *others])
         self.events[row.name] = event
         self._say(event, "notified")
-        self._wake(event.start)
-        self._wake(event.end)
+        self.wake(event.start)
+        self.wake(event.end)
         self._begin(event.start)
 
     def cancel(self, name: str) -> None:
@@ -214,11 +247,16 @@ class Response:
         for about in (self.pending, self.pauses, self.unseen, self._gave):
             about.pop(life.job.index, None)
 
+    def lose_node(self, node: int) -> None:
+        """A node fails."""
+        self.nodes.lose(node)
+
     def pass_time(self) -> None:
         """Count what was delivered, and what jobs of each tier did, up to now."""
         now = self.sim.agenda.now
         span = float(now - self._since)
         if span:
+            self._count_lost(now, span)
             for event in self.events.values():
                 if event.state == "active":
                     self._count(event, span)
@@ -228,7 +266,7 @@ class Response:
         if not self._has_marked:
             self._has_marked = True
             for at, _ in self._marks:
-                self._wake(at)
+                self.wake(at)
         for at, domain in self._marks:
             if at == now:
                 self._energy_at[domain, at] = self.sim.meter.energy(domain, now)
@@ -241,8 +279,11 @@ class Response:
         if self.sim.engine.is_dead(self.sim.agenda.now_s):
             return  # what is in force stays in force
         self._read(now)
+        self._note_taken()
         self._bring_into_force(now)
+        self.nodes.bring_into_force(now)
         self._give_way_no_longer(now)
+        self._lift_ceilings(now)
         self._tick(now)
         for event in self.events.values():
             if event.state in ("notified", "ramping") and event.start <= now:
@@ -251,7 +292,7 @@ class Response:
                 event.measured = self.sim.meter.energy(event.domain, now)
                 self._say(event, "active")
                 for n in range(1, int((event.end - event.start) / MINUTE_S) + 1):
-                    self._wake(event.start + n * MINUTE_S)
+                    self.wake(event.start + n * MINUTE_S)
             if event.state == "active" and event.end <= now:
                 self._release(event)
         self._shed(now)
@@ -298,21 +339,21 @@ class Response:
         """Read the meters of the domains that power events are about; between readings the models are believed."""
         for index in sorted(i for i, due in self.unseen.items() if due <= now):
             if self.sim.engine.loses_reading():
-                self.unseen[index] = self._soon(now)
+                self.unseen[index] = self.soon(now)
             else:
                 del self.unseen[index]
         if not self._is_off:
             return
         for domain in sorted({e.domain for e in self.events.values() if not e.is_over}):
             if self.sim.engine.loses_reading():
-                self._soon(now)
+                self.soon(now)
             else:
                 self._off_w[domain] = self.sim.meter.draw_w(domain) - self.sim.modelled.draw_w(domain)
 
-    def _soon(self, now: Fraction) -> Fraction:
+    def soon(self, now: Fraction) -> Fraction:
         """When there is something new to be seen."""
-        at = now + (exact(self._quickest_s()) or MINUTE_S)
-        self._wake(at)
+        at = now + (exact(self.quickest_s()) or MINUTE_S)
+        self.wake(at)
         return at
 
     def _mean_w(self, domain: int, now: Fraction) -> float:
@@ -331,32 +372,58 @@ class Response:
     def _count(self, event: Event, span: float) -> None:
         for index in self.sim.running:
             life = self.sim.lives[index]
-            n = self._devices_under(life, event.domain)
+            n = self._whole_under(life, event.domain)
             if not n:
                 continue
             share = event.share.setdefault(life.job.row.flexibility, [0.0, 0.0])
-            share[0] += n * span * (0.0 if life.state == "paused" else float(life.capped_rate))
+            share[0] += n * span * (1.0 - self._lost_share(life))
             share[1] += n * span
 
-    def _devices_under(self, life: "Life", domain: int) -> float:
+    def _count_lost(self, now: Fraction, span: float) -> None:
+        """Into the ledger of what events cost each job."""
+        if all(event.is_over for event in self.events.values()):
+            return
+        lost = []
+        for index in self.sim.running:
+            life = self.sim.lives[index]
+            if (life.cap < 1.0 or life.whole) and (share := self._lost_share(life)):
+                lost.append((index, share * span))
+        active = [e.row.name for e in self.events.values() if e.state == "active"]
+        self._spent.count(now, lost, active)
+
+    def _lost_share(self, life: "Life") -> float:
+        """What a running job does not do now, as a share of what it would at full power and its own size."""
+        if life.state == "paused":
+            return 1.0
+        rate = float(life.capped_rate)
+        if life.whole:
+            rate *= float(self._rate_at(life, life.placing) / self._rate_at(life, life.whole))
+        return 1.0 - rate
+
+    def _rate_at(self, life: "Life", placing: Placing) -> Fraction:
+        return self.sim.rate_of(life.job, placing)
+
+    def _whole_under(self, life: "Life", domain: int) -> float:
+        """How many devices of a job lie under a domain when it has its own size."""
+        if not life.whole:
+            return self.devices_under(life, domain)
+        return sum(_n_devices(share) for share in life.whole if domain in self.chain(share.node))
+
+    def devices_under(self, life: "Life", domain: int) -> float:
         key = life.job.index, domain
         known = self._under.get(key)
         if known is None or known[0] is not life.placing:
-            n = sum(
-                len(share.devices) * share.share_steps / 1e6
-                for share in life.placing
-                if domain in self._chain(share.node)
-            )
+            n = sum(_n_devices(share) for share in life.placing if domain in self.chain(share.node))
             known = self._under[key] = (life.placing, n)
         return known[1]
 
-    def _chain(self, node: int) -> tuple[int, ...]:
+    def chain(self, node: int) -> tuple[int, ...]:
         power, cooling = int(self.facility.power[node]), int(self.facility.cooling[node])
         return (self._above[power] if power != NONE else ()) + (
             self._above[cooling] if cooling != NONE else ()
         )
 
-    def _wake(self, at: Fraction) -> None:
+    def wake(self, at: Fraction) -> None:
         from apps.simulation.loop import Rank, Wake
 
         if at > self.sim.agenda.now and at not in self._wakes:
@@ -374,7 +441,7 @@ class Response:
         ]
         return sorted(some, key=lambda e: (e.row.priority, e.start))
 
-    def _targets(self, at: Fraction) -> dict[int, tuple[float, int]]:
+    def targets(self, at: Fraction) -> dict[int, tuple[float, int]]:
         """By domain: the strictest IT load asked for then, and the priority of who asks."""
         targets: dict[int, tuple[float, int]] = {}
         for event in self._binding(at):
@@ -383,29 +450,30 @@ class Response:
                 targets[event.domain] = (limit_w, event.row.priority)
         return targets
 
-    def _problem(self, at: Fraction, *, within_s: float = inf) -> tuple[Problem, list["Life"]]:
+    def problem(self, at: Fraction, *, within_s: float = inf) -> tuple[Problem, list["Life"]]:
         """What is to be decided so that the targets of that instant are kept.
 
         Args:
             within_s: Options that take longer are left out, what is in force or under way already apart.
         """
-        targets = self._targets(at)
+        targets = self.targets(at)
         domains = sorted(targets)
         binding = self._binding(at)
-        end = max((event.end for event in binding), default=at)
         is_emergency = any(event.row.emergency for event in binding)
-        window_s = float(end - at)
+        window_s = self.window_s(at)
         draw_uw = {domain: round(self._draw_w(domain) * 1e6) for domain in domains}
         candidates, lives = [], []
         for index in sorted(self.sim.running):
             life = self.sim.lives[index]
-            under = {i: n for i, domain in enumerate(domains) if (n := self._devices_under(life, domain))}
+            under = {i: n for i, domain in enumerate(domains) if (n := self._whole_under(life, domain))}
             if not under or life.kind == NONE:
                 continue
-            load = self._load(life, under)
-            most_w = load.draw_w
+            load = self._load_under(life, under, at, window_s, domains)
+            rest_w = self.facility.kinds[life.kind].idle_w
             for i, n in under.items():  # as if nothing were done with it
-                draw_uw[domains[i]] += round((most_w - self._device_w(life)) * n * 1e6)
+                held = self.devices_under(life, domains[i])
+                now_w = self._device_w(life) * held + rest_w * (n - held)
+                draw_uw[domains[i]] += round((load.draw_w * n - now_w) * 1e6)
             candidate = self._candidate(load, window_s, is_emergency=is_emergency)
             options = self._open_options(life, candidate, at, within_s)
             if options[0].lever is not Lever.NONE:
@@ -417,6 +485,10 @@ class Response:
                 Candidate(candidate.job_id, candidate.tier, candidate.n_devices, tuple(options))
             )
             lives.append(life)
+        idle, coming_w = self.nodes.candidates(domains, at)
+        candidates.extend(idle)  # behind all jobs
+        for domain, gone_w in coming_w.items():
+            draw_uw[domain] -= round(gone_w * 1e6)
         limits = tuple(
             Limit(domain, draw_uw[domain] - round(targets[domain][0] * 1e6), targets[domain][1])
             for domain in domains
@@ -430,6 +502,8 @@ class Response:
             load.draw_w,
             tuple(load.devices_under.items()),
             load.at_risk_s,
+            load.bears,
+            tuple((s.n_replicas, tuple(s.gone_under.items())) for s in load.smaller),
             window_s,
             is_emergency,
         )
@@ -445,10 +519,13 @@ class Response:
         self, life: "Life", candidate: Candidate, at: Fraction, within_s: float
     ) -> list[Option]:
         """What can still be chosen for a job; if something is under way that will be in force by then, that alone."""
+        held = self.turns.option_of(life.job.index)
+        if held is not None:
+            return [held]  # what it does in its turns comes on top
         pause, cap = self.pauses.get(life.job.index), self.pending.get(life.job.index)
         under_way = None
         if pause is not None and pause.due <= at:
-            under_way = 0.0
+            under_way = pause.cap
         elif cap is not None and cap.due <= at:
             under_way = cap.cap
         elif life.job.index in self._gave:
@@ -459,11 +536,79 @@ class Response:
             if under_way is not None:
                 if there == under_way:
                     return [option]
-            elif (pause is None or option.lever in (Lever.NONE, Lever.CAP)) and (
-                there == life.cap or option.lever is Lever.NONE or option.takes_s <= within_s
+            elif (
+                (pause is None or option.lever in (Lever.NONE, Lever.CAP))
+                and self._may_become(life, option)
+                and (there == _level(life) or option.lever is Lever.NONE or option.takes_s <= within_s)
             ):
                 options.append(option)
         return options or [candidate.options[0]]
+
+    def _may_become(self, life: "Life", option: Option) -> bool:
+        """A job is held down in one way at a time: who was capped does not shrink, who shrank is not capped."""
+        if life.whole:
+            n_held = -_level(life)
+            return option.lever is not Lever.CAP and (
+                option.lever is not Lever.SHRINK or option.n_replicas <= n_held
+            )
+        return option.lever is not Lever.SHRINK or life.cap == life.own_cap
+
+    def load(self, life: "Life", at: Fraction, window_s: float) -> Load:
+        """A job as the decision about what binds then sees it."""
+        domains = sorted(self.targets(at))
+        under = {i: n for i, domain in enumerate(domains) if (n := self._whole_under(life, domain))}
+        return self._load_under(life, under, at, window_s, domains)
+
+    def _load_under(
+        self, life: "Life", under: dict[int, float], at: Fraction, window_s: float, domains: Sequence[int]
+    ) -> Load:
+        load = self._load(life, under)
+        tier = life.job.row.flexibility
+        if tier == FIRM:
+            return load
+        binding = [Window(e.row.name, e.start, e.end) for e in self._binding(at) if not e.row.emergency]
+        started = ZERO if life.first_start is None else life.first_start
+        bears = self._spent.bears(life.job.index, tier, started, window_s, at, binding)
+        smaller = self._smaller(life, domains) if tier >= SHRINKS_FROM else ()
+        return replace(load, bears=bears, smaller=smaller)
+
+    def _smaller(self, life: "Life", domains: Sequence[int]) -> tuple[Smaller, ...]:
+        """The sizes at which an elastic job can go on, the largest first."""
+        whole = life.whole or life.placing
+        if not life.job.gang.is_elastic or len(life.job.gang.shape.asks) != 1:
+            return ()
+        kept_rate, saving = self._rate_at(life, whole), life.job.saving
+        stall_s = float(saving.cost_s + saving.restart_s) if saving is not None and saving.on_resize else 0.0
+        takes_s = self.quickest_s() + (float(saving.cost_s) if stall_s and saving is not None else 0.0)
+        found = []
+        for n in range(
+            sum(share.n_replicas for share in whole) - 1, life.job.gang.shape.asks[0].least - 1, -1
+        ):
+            placing = self._left_of(whole, n, domains)
+            gone = {
+                i: sum(_n_devices(s) for s in whole if domain in self.chain(s.node))
+                - sum(_n_devices(s) for s in placing if domain in self.chain(s.node))
+                for i, domain in enumerate(domains)
+            }
+            rate = float(self._rate_at(life, placing) / kept_rate)
+            found.append(Smaller(n, rate, gone, stall_s, takes_s))
+        return tuple(found)
+
+    def _left_of(self, whole: Placing, n: int, domains: Sequence[int]) -> Placing:
+        """What stays when n replicas are left: those under the fewest limits stay, of equals the first."""
+        order = sorted(
+            range(len(whole)),
+            key=lambda i: (sum(domain in self.chain(whole[i].node) for domain in domains), i),
+        )
+        kept: list[tuple[int, Share]] = []
+        for i in order:
+            share = whole[i]
+            n_here = min(n, share.n_replicas)
+            n -= n_here
+            if n_here:
+                n_devices = len(share.devices) * n_here // share.n_replicas
+                kept.append((i, replace(share, n_replicas=n_here, devices=share.devices[:n_devices])))
+        return tuple(share for _, share in sorted(kept, key=lambda one: one[0]))
 
     def _load(self, life: "Life", under: dict[int, float]) -> Load:
         curve = self.sim.world.curves[life.kind]
@@ -471,7 +616,7 @@ class Response:
         at_risk = ZERO
         if life.attempt is not None and life.job.row.flexibility == INTERRUPTIBLE:  # nobody else is cut
             at_risk = life.attempt.lost_s(max(ZERO, self.sim.agenda.now - life.since))
-        n = sum(len(share.devices) * share.share_steps / 1e6 for share in life.placing)
+        n = sum(_n_devices(share) for share in life.whole or life.placing)
         draw_w = min(self.natural_w(life), life.own_cap * curve.tdp_w)
         return Load(
             life.job.index,
@@ -490,15 +635,18 @@ class Response:
         return kind.idle_w if not life.cap else min(self.natural_w(life), life.cap * kind.tdp_w)
 
     def _cap_of(self, life: "Life", option: Option) -> float:
+        """The level at which an option leaves a job: see _level()."""
         match option.lever:
             case Lever.NONE:
                 return life.own_cap
             case Lever.CAP:
                 return option.cap
+            case Lever.SHRINK:
+                return -float(option.n_replicas)
             case _:
                 return 0.0
 
-    def _solve(self, problem: Problem) -> Curtailment:
+    def solve(self, problem: Problem) -> Curtailment:
         """The answer to a problem; one that was just asked is not worked out again."""
         if problem not in self._solved:
             if len(self._solved) > 64:
@@ -511,40 +659,63 @@ class Response:
     def _begin(self, start: Fraction) -> None:
         """Wake up whenever a lever has to be used to be in force by then."""
         now = self.sim.agenda.now
-        problem, _ = self._problem(start)
+        problem, _ = self.problem(start)
         for takes_s in {option.takes_s for candidate in problem.candidates for option in candidate.options}:
             if takes_s and start - exact(takes_s) > now:
-                self._wake(start - exact(takes_s))
+                self.wake(start - exact(takes_s))
 
     def _shed(self, now: Fraction) -> None:
         """Use the levers whose time it is, for what binds now and for what will."""
-        coming = sorted(
-            {e.start for e in self.events.values() if e.start > now and e.state in ("notified", "ramping")}
-        )
+        coming = self._coming(now)
         for start in coming[:1]:
             self._prepare(now, start)
+            if not self._binding(now):
+                self.turns.take(now, start)
         if self._binding(now):
+            self.turns.take(now, now)
             self._hold_down(now)
+        elif not coming:
+            self.turns.end()
 
     def _prepare(self, now: Fraction, start: Fraction) -> None:
         left_s = float(start - now)
         self._begin(start)
         # What takes longer than there is time is begun at once; until it is in force others stand in for it. In an
         # emergency what is too late is no lever.
-        is_emergency = any(event.row.emergency for event in self._binding(start))
+        is_emergency = self.is_emergency(start)
         for life, option in () if is_emergency else self._decided(start):
             if option.takes_s > left_s and life.job.index not in self.pauses:
-                self._command(life, option, now + exact(option.takes_s), start)
+                self.command(life, option, now + exact(option.takes_s), start)
+        for node, option in self._nodes_decided(start):
+            if option.takes_s >= left_s - 1e-9:
+                event = self._binding(start)[0]
+                self.nodes.switch_off(node, max(start, now + exact(option.takes_s)), event.row.name)
         for life, option in self._decided(start, within_s=left_s):
             if option.takes_s >= left_s - 1e-9:
-                self._command(life, option, max(start, now + exact(option.takes_s)), start)
+                self.command(life, option, max(start, now + exact(option.takes_s)), start)
 
     def _decided(self, at: Fraction, *, within_s: float = inf) -> list[tuple["Life", Option]]:
         """Jobs with what is to be done with them by then that is not in force yet."""
-        problem, lives = self._problem(at, within_s=within_s)
-        chosen = self._solve(problem).chosen(problem)
+        problem, lives = self.problem(at, within_s=within_s)
+        chosen = self.solve(problem).chosen(problem)
         some = [(life, chosen[life.job.index]) for life in lives if life.job.index in chosen]
-        return [(life, option) for life, option in some if self._cap_of(life, option) != life.cap]
+        return [(life, option) for life, option in some if self._cap_of(life, option) != _level(life)]
+
+    def _nodes_decided(self, at: Fraction) -> list[tuple[int, Option]]:
+        """Nodes that are to be switched off by then, and are not on their way there."""
+        if not self.nodes.is_allowed:
+            return []
+        problem, _ = self.problem(at)
+        chosen = self.solve(problem).chosen(problem)
+        return [(-1 - job, option) for job, option in chosen.items() if option.lever is Lever.POWER_OFF]
+
+    def is_emergency(self, at: Fraction) -> bool:
+        """Whether an emergency is among what binds then."""
+        return any(event.row.emergency for event in self._binding(at))
+
+    def window_s(self, at: Fraction) -> float:
+        """How long what binds then goes on."""
+        return float(max((event.end for event in self._binding(at)), default=at) - at)
 
     def _hold_down(self, now: Fraction) -> None:
         """While a target binds: the best plan for those who run now, sheds first."""
@@ -556,30 +727,108 @@ class Response:
             if cause == self._decided_for and now < self._decided_at + DWELL_S:
                 return
             self._decided_for, self._decided_at = cause, now
+        for node, option in self._nodes_decided(now):
+            self.nodes.switch_off(node, now + exact(option.takes_s), self._binding(now)[0].row.name)
         for life, option in self._decided(now):
-            if self._cap_of(life, option) == 0.0 and life.job.index not in self.pauses:
-                self._command(life, option, now + exact(option.takes_s), now)
-        for life, option in self._decided(now, within_s=self._quickest_s()):
+            if self._cap_of(life, option) <= 0.0 and life.job.index not in self.pauses:
+                self.command(life, option, now + exact(option.takes_s), now)
+        for life, option in self._decided(now, within_s=self.quickest_s()):
             coming = self.pending.get(life.job.index)
             cap = self._cap_of(life, option)
-            if 0.0 < cap < life.cap and (coming is None or coming.cap != cap):
-                self._command(life, option, now + exact(option.takes_s), now)
+            if 0.0 < cap < life.cap and not life.whole and (coming is None or coming.cap != cap):
+                self.command(life, option, now + exact(option.takes_s), now)
         recovers = any(e.state == "recovering" for e in self.events.values())
         if not (self.pending or self.pauses or self.unseen or recovers or self._room):
-            problem, lives = self._problem(now)
-            chosen = self._solve(problem).chosen(problem)
+            problem, lives = self.problem(now)
+            chosen = self.solve(problem).chosen(problem)
             for life in lives:
                 lever = chosen.get(life.job.index)
-                cap = life.own_cap if lever is None else self._cap_of(life, lever)
-                if cap > life.cap and life.job.index not in self._gave and self._fits(life, cap):
-                    self._raise(life, cap)
+                level = life.own_cap if lever is None else self._cap_of(life, lever)
+                if not self._is_kept(life):
+                    self._give_back(life, level)
         self._judged = self._standing(now)
+
+    def _is_kept(self, life: "Life") -> bool:
+        """Whether something else than the plan says how far it is held down."""
+        index = life.job.index
+        is_turning = self.turns.option_of(index) is not None
+        return index in self._gave or is_turning or index in self._needed_next()
+
+    def _needed_next(self) -> set[int]:
+        """Jobs that are held down by slow levers, and that the next event could not have again in time."""
+        now = self.sim.agenda.now
+        coming = self._coming(now)
+        if not coming or not any(_level(self.sim.lives[i]) <= 0.0 for i in self.sim.running):
+            return set()
+        cause = now, self._standing(now)
+        if self._next is None or self._next[0] != cause:
+            left_s = float(coming[0] - now)
+            problem, lives = self.problem(coming[0], within_s=left_s)
+            chosen = self.solve(problem).chosen(problem)
+            needed = {
+                life.job.index
+                for life in lives
+                if (option := chosen.get(life.job.index)) is not None
+                and self._cap_of(life, option) == _level(life) <= 0.0
+                and option.takes_s >= left_s
+            }
+            self._next = cause, needed
+        return self._next[1]
+
+    def _coming(self, now: Fraction) -> list[Fraction]:
+        """When events begin whose notice has been given, the next first."""
+        some = self.events.values()
+        return sorted({e.start for e in some if e.start > now and e.state in ("notified", "ramping")})
+
+    def _give_back(self, life: "Life", level: float) -> None:
+        """Let a job have what the plan leaves it, as far as that fits."""
+        if life.whole:
+            if level > 0.0 and self._fits_whole(life):
+                self.sim.regrow(life)
+            elif level == _level(life) and life.cap < life.own_cap and self.fits(life, life.own_cap):
+                self._raise(life, life.own_cap)  # the cap only stood in for the change of size
+        elif level > life.cap and self.fits(life, level):
+            self._raise(life, level)
+
+    def _note_taken(self) -> None:
+        """Devices that a job gave up and somebody else took since do not come back to it: it has its new size."""
+        for index in self.sim.running:
+            life = self.sim.lives[index]
+            if life.whole and not self._is_whole_free(life):
+                life.whole = ()
+                self.sim.tell(life)
+
+    def _is_whole_free(self, life: "Life") -> bool:
+        gone = {(s.node, d) for s in life.whole for d in s.devices}
+        gone -= {(s.node, d) for s in life.placing for d in s.devices}
+        others = {
+            (s.node, d)
+            for node in {node for node, _ in gone}
+            for other in self.sim.on_node[node]
+            if other != life.job.index
+            for s in self.sim.lives[other].placing
+            for d in s.devices
+        }
+        nodes = {node for node, _ in gone}
+        return not (gone & others) and bool(self.sim.usable[list(nodes)].all()) if nodes else True
+
+    def _fits_whole(self, life: "Life") -> bool:
+        """Whether a job may have the devices back that it gave up, under every limit and every allowance."""
+        more_w = min(self.natural_w(life), life.cap * self.facility.kinds[life.kind].tdp_w)
+        more_w -= self.facility.kinds[life.kind].idle_w
+        bounds = self.bounds_w()
+        for domain in {d for share in life.whole for d in self.chain(share.node)}:
+            rise = more_w * (self._whole_under(life, domain) - self.devices_under(life, domain))
+            limit_w = bounds.get(domain, inf)
+            if limit_w < inf and self.reserved_w(domain) + rise > limit_w + CLOSE_W * max(1.0, limit_w):
+                return False
+        return True
 
     def _standing(self, now: Fraction) -> tuple[Any, ...]:
         """All that a decision rests on."""
         return (
-            tuple((i, self.sim.lives[i].cap) for i in sorted(self.sim.running)),
-            tuple(sorted(self._targets(now).items())),
+            tuple((i, _level(self.sim.lives[i]), self.sim.lives[i].cap) for i in sorted(self.sim.running)),
+            tuple(sorted(self.targets(now).items())),
             tuple(sorted(self.pending)),
             tuple(sorted(self.pauses)),
             tuple(sorted(self.unseen)),
@@ -590,37 +839,44 @@ class Response:
         if not self._is_off:
             return
         over = any(
-            self._draw_w(domain) > limit_w * (1 + NEAR) for domain, (limit_w, _) in self._targets(now).items()
+            self._draw_w(domain) > limit_w * (1 + NEAR) for domain, (limit_w, _) in self.targets(now).items()
         )
         if not over:
             return
-        self._soon(now)
+        self.soon(now)
         if self.pending:
             return  # it will draw less when that is in force
-        for within_s in (self._quickest_s(), inf):
-            problem, lives = self._problem(now, within_s=within_s)
-            further, options = deeper(
-                problem, [self._present(c, life) for c, life in zip(problem.candidates, lives, strict=True)]
-            )
-            decided = self._solve(further)
-            for life, choice, some in zip(lives, decided.choices, options, strict=True):
+        for within_s in (self.quickest_s(), inf):
+            problem, lives = self.problem(now, within_s=within_s)
+            further, options = deeper(problem, self._present_of(problem, lives))
+            decided = self.solve(further)
+            for life, choice, some in zip(lives, decided.choices, options, strict=False):
                 if choice and life.job.index not in self.pauses:
                     option = some[choice]
-                    self._command(life, option, now + exact(option.takes_s), now)
+                    self.command(life, option, now + exact(option.takes_s), now)
             if decided.is_feasible:
                 break
+
+    def _present_of(self, problem: Problem, lives: Sequence["Life"]) -> list[int]:
+        """By candidate, the option that is in force; nodes that are off are none any more."""
+        jobs = [self._present(c, life) for c, life in zip(problem.candidates, lives, strict=False)]
+        return [*jobs, *([0] * (len(problem.candidates) - len(jobs)))]
 
     def _present(self, candidate: Candidate, life: "Life") -> int:
         """The option that is in force for a job."""
         return next(
-            (i for i, option in enumerate(candidate.options) if i and self._cap_of(life, option) == life.cap),
+            (
+                i
+                for i, option in enumerate(candidate.options)
+                if i and self._cap_of(life, option) == _level(life)
+            ),
             0,
         )
 
-    def _quickest_s(self) -> float:
+    def quickest_s(self) -> float:
         return max((curve.settle_s for curve in self.sim.world.curves), default=0.0)
 
-    def _command(self, life: "Life", option: Option, due: Fraction, start: Fraction) -> None:
+    def command(self, life: "Life", option: Option, due: Fraction, start: Fraction) -> None:
         now = self.sim.agenda.now
         event = self._who_asks(life, start)
         if event.state == "notified":
@@ -630,16 +886,18 @@ class Response:
             factor = self.sim.engine.checkpoint_factor
             self.sim.begin_saving(life, life.job.saving.cost_s * factor)
             real = max(due, now + life.job.saving.cost_s * factor)
-        under_way = self.pauses if cap == 0.0 else self.pending
+        under_way = self.pauses if cap <= 0.0 else self.pending
         under_way[life.job.index] = _Pending(due, cap, event.row.name, real)
         self.sim.tell(life)
-        self._wake(due)
+        self.wake(due)
         if due <= now:
             self._bring_into_force(now)
 
     def _who_asks(self, life: "Life", at: Fraction) -> Event:
+        """Of the events that bind then, the strictest that a job lies under."""
         events = self._binding(at)
-        return next((e for e in events if self._devices_under(life, e.domain)), events[0])
+        some = [e for e in events if self._whole_under(life, e.domain)] or events
+        return min(some, key=lambda event: event.target_w)
 
     def _bring_into_force(self, now: Fraction) -> None:
         for under_way in (self.pauses, self.pending):
@@ -647,20 +905,32 @@ class Response:
                 coming = under_way[index]
                 if coming.real > now or self.sim.engine.loses_command():
                     # Nothing says that it is done: look again soon, and send it again if it was lost.
-                    settle = exact(self._quickest_s()) or MINUTE_S
+                    settle = exact(self.quickest_s()) or MINUTE_S
                     due = now + settle if coming.real <= now else min(coming.real, now + settle)
                     under_way[index] = replace(coming, due=due)
-                    self._wake(due)
+                    self.wake(due)
         for index in sorted(i for i, p in self.pauses.items() if p.due <= now):
             life, coming = self.sim.lives[index], self.pauses.pop(index)
             self.pending.pop(index, None)
-            self.sim.pause(life, coming.event)
+            if life.cap == 0.0:
+                continue  # it stands still already
+            if coming.cap < 0.0:
+                self._make_smaller(life, coming)
+            else:
+                self.sim.pause(life, coming.event)
         for index in sorted(i for i, p in self.pending.items() if p.due <= now):
             life, coming = self.sim.lives[index], self.pending.pop(index)
-            if coming.cap != life.cap:
+            if coming.cap != life.cap and life.cap:  # who was paused meanwhile draws less than any cap allows
                 self.sim.set_cap(life, coming.cap)
                 if self.sim.engine.loses_reading():
-                    self.unseen[index] = self._soon(now)
+                    self.unseen[index] = self.soon(now)
+
+    def _make_smaller(self, life: "Life", coming: _Pending) -> None:
+        n_left, whole = int(-coming.cap), life.whole or life.placing
+        if n_left >= sum(share.n_replicas for share in life.placing):
+            return  # a plan has made it smaller already
+        domains = sorted(self.targets(self.sim.agenda.now))
+        self.sim.shrink(life, self._left_of(whole, n_left, domains), coming.event)
 
     # -- displacement -------------------------------------------------------------------------------
 
@@ -678,7 +948,7 @@ class Response:
             if job in self.sim.queue:
                 self._no_room[job] = self._standing(now)
             self._room, self._judged = None, ()
-            self._wake(now + (exact(self._quickest_s()) or MINUTE_S))
+            self.wake(now + (exact(self.quickest_s()) or MINUTE_S))
         if not self.sim.policy_row.displacement or self.pending or self.pauses or not self._binding(now):
             return
         waiting = next(
@@ -688,9 +958,8 @@ class Response:
             return
         life = self.sim.lives[waiting]
         rise_w = self._least_rise_w(life)
-        problem, lives = self._problem(now, within_s=self._quickest_s())
-        present = [self._present(c, other) for c, other in zip(problem.candidates, lives, strict=True)]
-        further, options = deeper(problem, present)
+        problem, lives = self.problem(now, within_s=self.quickest_s())
+        further, options = deeper(problem, self._present_of(problem, lives))
         tier = life.job.row.flexibility
         limits = tuple(replace(x, need_uw=x.need_uw + round(rise_w * 1e6)) for x in further.limits)
         moved: list[tuple[Life, Option]] = []
@@ -698,9 +967,9 @@ class Response:
             candidates = tuple(
                 c if c.tier >= least else replace(c, options=c.options[:1]) for c in further.candidates
             )
-            decided = self._solve(Problem(candidates, limits))
+            decided = self.solve(Problem(candidates, limits))
             if decided.is_feasible:
-                chosen = zip(lives, decided.choices, options, strict=True)
+                chosen = zip(lives, decided.choices, options, strict=False)
                 moved = [(other, some[choice]) for other, choice, some in chosen if choice]
                 break
         if not moved:
@@ -709,7 +978,7 @@ class Response:
         self._room = (waiting, now + exact(max(option.takes_s for _, option in moved)))
         for other, option in moved:
             self._gave[other.job.index] = (self._cap_of(other, option), waiting)
-            self._command(other, option, now + exact(option.takes_s), now)
+            self.command(other, option, now + exact(option.takes_s), now)
 
     def _give_way_no_longer(self, now: Fraction) -> None:
         """Who made room is judged with all others again once the job is gone, did not start, or nothing binds."""
@@ -740,20 +1009,39 @@ class Response:
     def _release(self, event: Event) -> None:
         now = self.sim.agenda.now
         event.released_at = now
-        event.ticked_w = self._draw_w(event.domain)
-        for under_way in (self.pending, self.pauses):
-            for index in [i for i, coming in under_way.items() if coming.event == event.row.name]:
-                del under_way[index]
-                self.sim.tell(self.sim.lives[index])
+        event.ceiling_w, event.ceiling_at = self._draw_w(event.domain), now
+        self._drop(event, now)
+        self.nodes.give_up(event.row.name)
         self._say(event, "recovering")
-        self._wake(now + exact(self.sim.policy_row.rebound_s))
+        self.wake(now + exact(self.sim.policy_row.rebound_s))
         if self._ramp(event) is not None:
-            self._wake(now + MINUTE_S)
+            self.wake(now + MINUTE_S)
         self._judged = ()
 
+    def _drop(self, event: Event, now: Fraction) -> None:
+        """What is under way for an event is not done any more, unless another event wants the same."""
+        kept = [
+            (under_way, index, coming)
+            for under_way in (self.pending, self.pauses)
+            for index, coming in under_way.items()
+            if coming.event == event.row.name
+        ]
+        for under_way, index, _ in kept:
+            del under_way[index]
+        at = now if self._binding(now) else next(iter(self._coming(now)), None)
+        chosen: Mapping[int, Option] = {}
+        if kept and at is not None:
+            problem, _ = self.problem(at)
+            chosen = self.solve(problem).chosen(problem)
+        for under_way, index, coming in kept:
+            life, option = self.sim.lives[index], chosen.get(index)
+            if option is not None and at is not None and self._cap_of(life, option) == coming.cap:
+                under_way[index] = replace(coming, event=self._who_asks(life, at).row.name)
+            else:
+                self.sim.tell(life)
+
     def _ramp(self, event: Event) -> float | None:
-        row = next(r for r in self.sim.world.scenario.domains if r.name == event.row.domain)
-        return row.ramp_up_w_per_s
+        return self._ramps[event.row.domain]
 
     def _limit_now_w(self, event: Event) -> float:
         """What a planner may fill the domain of an event up to, as `Domain.limit_w`; inf: the event says nothing."""
@@ -772,60 +1060,71 @@ class Response:
         ramp = self._ramp(event)
         if ramp is None or event.released_at is None or event.is_settled:
             return inf
-        return event.ticked_w + (ramp * float(MINUTE_S) if event.minute else 0.0)
+        return event.ceiling_w
+
+    def _lift_ceilings(self, now: Fraction) -> None:
+        """Over any span a load may rise by ramp x (span + a minute): what falls and rises again counts as well."""
+        for event in self.events.values():
+            ramp = self._ramp(event)
+            if ramp is None or event.released_at is None or event.is_settled:
+                continue
+            lifted_w = event.ceiling_w + ramp * float(now - event.ceiling_at)
+            event.ceiling_w = min(lifted_w, self._draw_w(event.domain) + ramp * float(MINUTE_S))
+            event.ceiling_at = now
 
     def _tick(self, now: Fraction) -> None:
-        """A full minute after a release has passed: the load may rise by one more."""
+        """A full minute after a release has passed: there is room for one more step."""
         for event in self.events.values():
             if event.released_at is None or event.is_settled or self._ramp(event) is None:
                 continue
             minute = int((now - event.released_at) // MINUTE_S)
             if minute == event.minute:
                 continue
-            event.minute, event.ticked_w = minute, self._draw_w(event.domain)
+            event.minute = minute
             rebounds_until = event.released_at + exact(self.sim.policy_row.rebound_s)
-            waits = any(wait.code == "power" for wait in self.sim.waits) or any(
-                self._devices_under(life, event.domain) for life in self._curtailed()
+            waits = (
+                bool(self.nodes.off)
+                or any(wait.code == "power" for wait in self.sim.waits)
+                or any(self.devices_under(life, event.domain) for life in self._curtailed())
             )
             if now >= rebounds_until and (not waits or now >= 2 * rebounds_until - event.released_at):
                 event.is_settled = event.is_over
             if not event.is_settled:
-                self._wake(event.released_at + (minute + 1) * MINUTE_S)
+                self.wake(event.released_at + (minute + 1) * MINUTE_S)
 
-    def _fits(self, life: "Life", cap: float, limits: Sequence[Domain] | None = None) -> bool:
+    def fits(self, life: "Life", cap: float, limits: Mapping[int, float] | None = None) -> bool:
         """Whether a job may draw so much more, under every limit and every allowance above it.
 
         Args:
-            limits: The domains with what binds them now; who asks for many jobs works them out once.
+            limits: Of bounds_w(): who asks for many jobs works them out once.
         """
         kind = self.facility.kinds[life.kind]
         more_w = min(self.natural_w(life), cap * kind.tdp_w) - self._device_w(life)
-        limits = self.limited(self.sim.facility).domains if limits is None else limits
-        touched = {d for share in life.placing for d in self._chain(share.node)}
+        limits = self.bounds_w() if limits is None else limits
+        touched = {d for share in life.placing for d in self.chain(share.node)}
         for domain in touched:
-            of: Domain = limits[domain]
-            limit_w = of.it_limit_w
+            limit_w = limits.get(domain, inf)
             if limit_w == inf:
                 continue
-            rise = more_w * self._devices_under(life, domain)
-            if self._reserved_w(domain) + rise > limit_w + CLOSE_W * max(1.0, limit_w):
+            rise = more_w * self.devices_under(life, domain)
+            if self.reserved_w(domain) + rise > limit_w + CLOSE_W * max(1.0, limit_w):
                 return False
         return True
 
-    def _reserved_w(self, domain: int) -> float:
+    def reserved_w(self, domain: int) -> float:
         """What a domain draws once all that is under way to rise has risen."""
         total = self._draw_w(domain)
         for index, coming in self.pending.items():
             life = self.sim.lives[index]
             kind = self.facility.kinds[life.kind]
-            then_w = kind.idle_w if not coming.cap else min(self.natural_w(life), coming.cap * kind.tdp_w)
-            total += max(0.0, then_w - self._device_w(life)) * self._devices_under(life, domain)
+            then_w = min(self.natural_w(life), coming.cap * kind.tdp_w)
+            total += max(0.0, then_w - self._device_w(life)) * self.devices_under(life, domain)
         return total
 
     def _curtailed(self) -> list["Life"]:
         """Jobs that draw less than they could, the firmest tier first, then who lost most, then the oldest."""
         some = [self.sim.lives[i] for i in self.sim.running]
-        held = [life for life in some if life.kind != NONE and life.cap < 1.0]
+        held = [life for life in some if life.kind != NONE and (life.cap < 1.0 or life.whole)]
         return sorted(
             held, key=lambda life: (life.job.row.flexibility, -life.lost_s, life.job.submit, life.job.index)
         )
@@ -835,8 +1134,8 @@ class Response:
         if self._binding(now):
             if not any(e.state == "recovering" for e in self.events.values()):
                 return
-            problem, lives = self._problem(now)
-            chosen = self._solve(problem).chosen(problem)
+            problem, lives = self.problem(now)
+            chosen = self.solve(problem).chosen(problem)
             goals = {
                 life.job.index: life.own_cap
                 if (option := chosen.get(life.job.index)) is None
@@ -845,22 +1144,35 @@ class Response:
             }
         else:
             goals = {}
-        limits = self.limited(self.sim.facility).domains
+        limits = self.bounds_w()
         for life in self._curtailed():
             if life.job.index in self.pending:
                 continue
-            goal = life.cap if life.job.index in self._gave else goals.get(life.job.index, 1.0)
+            goal = _level(life) if self._is_kept(life) else goals.get(life.job.index, 1.0)
+            if life.whole:
+                if goal > 0.0 and self._fits_whole(life):
+                    self.sim.regrow(life)
+                elif goal > 0.0 and any(e.state == "recovering" for e in self.events.values()):
+                    break
+                continue
             if goal <= life.cap:
                 continue
             steps = [1.0, *(cap for cap, _ in self.facility.kinds[life.kind].caps)]
             best = next(
-                (cap for cap in steps if life.cap < cap <= goal and self._fits(life, cap, limits)), None
+                (cap for cap in steps if life.cap < cap <= goal and self.fits(life, cap, limits)), None
             )
             if best is None:
                 if any(e.state == "recovering" for e in self.events.values()):
                     break  # who comes first waits for the ramp; nobody overtakes
                 continue
             self._raise(life, best)
+        else:
+            if not self._binding(now):
+                self.nodes.switch_on(now)
+
+    def go_on(self, life: "Life", cap: float) -> None:
+        """A job that stood still goes on."""
+        self._raise(life, cap)
 
     def _raise(self, life: "Life", cap: float) -> None:
         if life.cap == 0.0:
@@ -873,37 +1185,38 @@ class Response:
         for event in self.events.values():
             if event.state != "recovering":
                 continue
-            problem_left = [
-                life
-                for life in self._curtailed()
-                if self._devices_under(life, event.domain) and life.cap < 1.0
-            ]
+            problem_left = [life for life in self._curtailed() if self.devices_under(life, event.domain)]
             if self._binding(now):
                 key = self._allowed_w(event)
                 problem_left = problem_left if key < inf and not self._is_settled(now) else []
-            if problem_left and not self._is_stuck(event, problem_left):
+            off = [] if self._binding(now) else [n for n in self.nodes.off if event.domain in self.chain(n)]
+            if (problem_left or off) and not self._is_stuck(event, problem_left, off):
                 continue
             self._say(event, "cancelled" if event.is_cancelled else "completed")
 
     def _is_settled(self, now: Fraction) -> bool:
         """Whether everybody draws what the plan for the targets that bind now gives them."""
-        problem, lives = self._problem(now)
-        chosen = self._solve(problem).chosen(problem)
-        return all(
-            life.job.index in self._gave
-            or life.cap
-            >= (life.own_cap if (o := chosen.get(life.job.index)) is None else self._cap_of(life, o))
-            for life in lives
-        )
+        problem, lives = self.problem(now)
+        chosen = self.solve(problem).chosen(problem)
+        return all(self._is_kept(life) or self._has(life, chosen.get(life.job.index)) for life in lives)
 
-    def _is_stuck(self, event: Event, lives: list["Life"]) -> bool:
+    def _has(self, life: "Life", option: Option | None) -> bool:
+        """Whether a job has all that a plan leaves it."""
+        level = life.own_cap if option is None else self._cap_of(life, option)
+        return level <= _level(life) if life.whole else level <= life.cap
+
+    def _is_stuck(self, event: Event, lives: list["Life"], off: Sequence[int] = ()) -> bool:
         """Whether what is still held down is held down by something else than the ramp of this event."""
         if (
             self._ramp(event) is not None
             and self._meter_w(event.domain, self._allowed_w(event)) < event.reference_w
         ):
             return False
-        return not any(self._fits(life, self._next_cap(life)) for life in lives)
+        if any(self.nodes.fits(node) for node in off):
+            return False
+        return not any(
+            self._fits_whole(life) if life.whole else self.fits(life, self._next_cap(life)) for life in lives
+        )
 
     def _next_cap(self, life: "Life") -> float:
         steps = [1.0, *(cap for cap, _ in self.facility.kinds[life.kind].caps)]
@@ -931,16 +1244,19 @@ class Response:
         at = first = max(event.start, self.sim.agenda.now)
         if coming := [pause.due for pause in self.pauses.values() if pause.due < event.end]:
             at = max(at, *coming)  # what is being saved now will count then
-        problem, lives = self._problem(at)
-        decided: Curtailment = self._solve(problem)
+        problem, lives = self.problem(at)
+        decided: Curtailment = self.solve(problem)
         within_s = max(0.0, float(event.start - self.sim.agenda.now))
-        timely, _ = self._problem(first, within_s=max(within_s, self._quickest_s()))
+        timely, _ = self.problem(first, within_s=max(within_s, self.quickest_s()))
         position = next(i for i, limit in enumerate(problem.limits) if limit.domain == event.domain)
         k = self.facility.domains[event.domain].overhead_k
         limit = problem.limits[position]
         base_w = self._it_w(event.domain, event.target_w) + limit.need_uw / 1e6
         target_it_w = self._it_w(event.domain, event.target_w)
         least_w = base_w - decided.achievable_uw[position] / 1e6
+        # What pauses that take turns shed throughout, beside all that holds for the whole of it.
+        turned = self.turns.gives_uw(at).get(position, 0) / 1e6
+        least_w -= turned
         achievable_w = event.reference_w - self._meter_w(event.domain, least_w)
         short_w = max(0.0, (least_w - target_it_w) * k)
         told: dict[str, Any] = {
@@ -950,7 +1266,9 @@ class Response:
             "relaxations": [],
         }
         # What is slower than the notice comes later: so much is there when the target begins to bind.
-        at_start_w = base_w - self._solve(timely).achievable_uw[position] / 1e6
+        at_start_w = base_w - self.solve(timely).achievable_uw[position] / 1e6
+        if turned and self.turns.first_takes_s() <= within_s:
+            at_start_w -= turned
         told["achievable_at_start_w"] = _watts(event.reference_w - self._meter_w(event.domain, at_start_w))
         if short_w > CLOSE_W:
             tiers = sorted(
@@ -969,21 +1287,17 @@ class Response:
         idle = [
             node
             for node in range(self.facility.n_nodes)
-            if node not in busy and not self.sim.is_failed[node] and event.domain in self._chain(node)
+            if node not in busy and not self.sim.is_failed[node] and event.domain in self.chain(node)
         ]
-        rest_w = sum(
-            float(self.facility.idle_w[n])
-            + int(self.facility.n_devices[n]) * self.facility.kinds[int(self.facility.kind[n])].idle_w
-            for n in idle
-        )
-        if rest_w:
+        rest_w = sum(self.nodes.rest_w(n) for n in idle)
+        if rest_w and not self.nodes.is_allowed:
             yield f"power off {len(idle)} idle nodes", rest_w
         found: list[tuple[float, int, str, float]] = []
         for life in lives:
             tier = life.job.row.flexibility
             if tier in (FIRM, INTERRUPTIBLE):
                 continue
-            load = self._load(life, {0: self._devices_under(life, event.domain)})
+            load = self._load(life, {0: self.devices_under(life, event.domain)})
             curve, n = load.curve, load.devices_under[0]
             bound = 1.0 - allowed_loss(tier) - 1e-9
             caps = [cap for cap in curve.caps() if cap * curve.tdp_w < load.draw_w]
@@ -1003,6 +1317,17 @@ class Response:
                 found.append((weight * lost * n / gain_w, life.job.index, action, gain_w))
         for _, _, action, gain_w in sorted(found):
             yield action, gain_w
+
+
+def _level(life: "Life") -> float:
+    """How far a job is held down, in one number: its cap; 0: it is paused; below: minus the replicas that are left."""
+    if life.whole and life.cap:
+        return -float(sum(share.n_replicas for share in life.placing))
+    return life.cap
+
+
+def _n_devices(share: Share) -> float:
+    return len(share.devices) * share.share_steps / 1e6
 
 
 def deeper(problem: Problem, present: Sequence[int]) -> tuple[Problem, list[tuple[Option, ...]]]:

@@ -154,6 +154,9 @@ class NodeRow(Strict):
     cooling: Name | None = None
     storage: Name | None = None
     idle_w: WattsOrZero = 0.0
+    off_w: WattsOrZero = 0.0
+    off_s: SecondsOrZero = 30.0
+    boot_s: SecondsOrZero = 300.0
     speed: Positive = 1.0
 
     @property
@@ -318,6 +321,7 @@ class PolicyRow(Strict):
     resize_dwell_s: SecondsOrZero = 300.0
     cooldown_s: SecondsOrZero = 0.0
     idle_power_off: bool = False
+    qos_window_s: SecondsOrZero = 0.0
     displacement: bool = False
     pass_interval: SecondsOrZero = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0

@@ -87,6 +87,7 @@ class World:
     policy: Policy
     has_teams: bool
     curves: tuple[Curve, ...]  # by kind
+    node_rows: tuple[NodeRow, ...]  # by position of the node
 
 
 def build_world(scenario: Scenario) -> World:
@@ -124,6 +125,7 @@ def build_world(scenario: Scenario) -> World:
         policy=policy_of(scenario),
         has_teams=bool(scenario.teams),
         curves=curves_of(scenario, order),
+        node_rows=tuple(scenario.nodes[row] for row, _ in order.nodes),
     )
 
 

@@ -18,9 +18,10 @@ FIRM, INTERRUPTIBLE = 0, 4
 
 
 class Lever(StrEnum):
-    """How a job comes to draw less, from the lightest to the heaviest."""
+    """How a job, or a node at rest, comes to draw less, from the lightest to the heaviest."""
 
     NONE = "none"
+    POWER_OFF = "power_off"  # of a node on which nothing runs
     CAP = "cap"
     SHRINK = "shrink"
     PAUSE = "pause"
@@ -171,6 +172,50 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class Smaller:
+    """A size below its present one at which an elastic job can go on.
+
+    Attributes:
+        n_replicas: What is left.
+        rate: Share of its present throughput that is left.
+        gone_under: By limit, how many of its devices are given up there.
+        stall_s: Time without work that the change takes.
+        takes_s: From the command until the devices are at rest.
+    """
+
+    n_replicas: int
+    rate: float
+    gone_under: Mapping[int, float]
+    stall_s: float = 0.0
+    takes_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A node on which nothing runs, and which may be switched off.
+
+    Attributes:
+        node: Its position or id; an option for it has the job id that idle_id() gives.
+        under: The limits that it lies under.
+        shed_w: What it draws at rest, less what it draws when off.
+        takes_s: From the command until it is off.
+        boot_s: From the command until it takes work again.
+    """
+
+    node: int
+    n_devices: float
+    under: tuple[int, ...]
+    shed_w: float
+    takes_s: float = 0.0
+    boot_s: float = 0.0
+
+
+def idle_id(node: int) -> int:
+    """What stands for a node where jobs have their ids; job ids are not negative."""
+    return -1 - node
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A running job as the decision sees it.
 
@@ -180,6 +225,8 @@ class Load:
         checkpoint_s: How long a checkpoint takes to write; inf: it writes none.
         at_risk_s: Work, in seconds, that is lost if it is cut without one.
         restart_s: What the next start spends.
+        smaller: Sizes at which it could go on, the largest first.
+        bears: Largest average loss over the window that it still bears, as a share; None: what its tier does.
     """
 
     job_id: int
@@ -191,3 +238,5 @@ class Load:
     checkpoint_s: float = inf
     at_risk_s: float = 0.0
     restart_s: float = 0.0
+    smaller: tuple[Smaller, ...] = ()
+    bears: float | None = None

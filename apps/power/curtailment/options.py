@@ -10,14 +10,17 @@ from apps.power.curtailment.facts import (
     INTERRUPTIBLE,
     WEIGHT,
     Candidate,
+    Idle,
     Lever,
     Load,
     Option,
+    idle_id,
 )
 
 MICRO: Final = 10**6
 MILLI: Final = 1000
 STOPS_WITHIN_S: Final = 5.0
+SHRINKS_FROM: Final = 2  # tiers below bear no change of size
 _SLACK: Final = 1e-9  # of a throughput that is exactly at the bound of its tier
 
 
@@ -41,6 +44,8 @@ def candidate_of(
     options = [Option(Lever.NONE)]
     if load.tier != FIRM:
         options.extend(_caps(load, window_s, weights, is_emergency=is_emergency))
+    if load.tier >= SHRINKS_FROM:
+        options.extend(_sizes(load, window_s, weights, is_emergency=is_emergency))
     if load.tier == INTERRUPTIBLE:
         options.extend(_pauses(load, window_s, weights, is_emergency=is_emergency))
     timely = [option for option in options if option.takes_s <= within_s]
@@ -52,9 +57,58 @@ def allowed_loss(tier: int, *, is_emergency: bool = False) -> float:
     return 1.0 if is_emergency and tier != FIRM else ALLOWED_LOSS[tier]
 
 
+def idle_candidate(idle: Idle) -> Candidate:
+    """A node at rest that may be switched off; it costs whoever needs it next the time that it takes to boot."""
+    shed = max(0, round(idle.shed_w * MICRO))
+    lost = round(idle.n_devices * idle.boot_s * MILLI)
+    off = Option(
+        Lever.POWER_OFF,
+        cap=0.0,
+        shed_uw=tuple((limit, shed) for limit in idle.under),
+        cost_ms=round(WEIGHT[INTERRUPTIBLE] * lost),
+        lost_ms=lost,
+        takes_s=idle.takes_s,
+    )
+    options = (Option(Lever.NONE), off) if shed and idle.under else (Option(Lever.NONE),)
+    return Candidate(idle_id(idle.node), INTERRUPTIBLE, idle.n_devices, options)
+
+
+def borne(load: Load, *, is_emergency: bool = False) -> float:
+    """The largest average loss over the window, as a share, that a job bears."""
+    if load.bears is None or (is_emergency and load.tier != FIRM):
+        return allowed_loss(load.tier, is_emergency=is_emergency)
+    return load.bears
+
+
+def _sizes(load: Load, window_s: float, weights: Sequence[float], *, is_emergency: bool) -> list[Option]:
+    """Fewer replicas: the devices that are given up draw what they draw at rest, the others go on."""
+    bound = borne(load, is_emergency=is_emergency) + _SLACK
+    each = max(0, round((load.draw_w - load.curve.idle_w) * MICRO))
+    found = []
+    for smaller in load.smaller:
+        lost_s = (1.0 - smaller.rate) * window_s + smaller.stall_s
+        if lost_s > bound * window_s:
+            continue
+        lost = round(load.n_devices * lost_s * MILLI)
+        shed = tuple((limit, int(each * n)) for limit, n in sorted(smaller.gone_under.items()) if n and each)
+        if shed:
+            cost = round(weights[load.tier] * lost)
+            found.append(
+                Option(
+                    Lever.SHRINK,
+                    n_replicas=smaller.n_replicas,
+                    shed_uw=shed,
+                    cost_ms=cost,
+                    lost_ms=lost,
+                    takes_s=smaller.takes_s,
+                )
+            )
+    return found
+
+
 def _caps(load: Load, window_s: float, weights: Sequence[float], *, is_emergency: bool) -> list[Option]:
     curve = load.curve
-    bound = 1.0 - allowed_loss(load.tier, is_emergency=is_emergency) - _SLACK
+    bound = 1.0 - borne(load, is_emergency=is_emergency) - _SLACK
     found = []
     for cap in curve.caps():
         rate = curve.rate(cap, load.draw_w)

@@ -15,6 +15,7 @@ class Way:
 
     candidate: Callable[..., Candidate] = candidate_of
     curtail: Callable[[Problem], Curtailment] = solve
+    takes_turns: bool = False
 
 
 def _anything(load: Load, window_s: float, within_s: float = float("inf"), **_: Any) -> Candidate:
@@ -77,5 +78,5 @@ WAYS: Final = {
     "none": Way(curtail=_nothing),
     "one cap": Way(_anything, _one_cap),
     "youngest": Way(_anything, _youngest),
-    "switchyard": Way(),
+    "switchyard": Way(takes_turns=True),
 }

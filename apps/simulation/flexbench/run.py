@@ -133,6 +133,7 @@ def play(scene: Scene, way: str, fault: dict[str, Any], seed: int) -> tuple[Coun
     engine = Engine(
         candidate=WAYS[way].candidate,
         curtail=WAYS[way].curtail,
+        takes_turns=WAYS[way].takes_turns,
         loses_command=(lambda: chance.random() < lost) if lost else (lambda: False),
         loses_reading=(lambda: chance.random() < unread) if unread else (lambda: False),
         checkpoint_factor=fault.get("factor", 1),
