@@ -42,6 +42,7 @@ class Turns:
     def __init__(self, response: "Response") -> None:
         self._of = response
         self._now: _Standing | None = None
+        self._unneeded: tuple[Any, ...] | None = None  # for what no turns were made last
 
     def option_of(self, job: int) -> Option | None:
         """What is done with a job that has turns whenever it does not stand still; None: it has none."""
@@ -67,15 +68,18 @@ class Turns:
     def take(self, now: Fraction, start: Fraction) -> None:
         """Look whether turns are needed for what binds at `start`, and do what is due of them."""
         cause = self._cause(start)
+        if cause == self._unneeded:
+            return
         if self._now is None or self._now.cause != cause:
             self._now = None
             self._now = self._made(start, cause)
+            self._unneeded = cause if self._now is None else None
         if self._now is not None:
             self._do(self._now, now, start)
 
     def end(self) -> None:
         """Nothing binds any more."""
-        self._now = None
+        self._now = self._unneeded = None
 
     def _cause(self, at: Fraction) -> tuple[Any, ...]:
         domains = self._of.targets(at)

@@ -11,42 +11,92 @@ knapsack problem" (1995); the partial plans are the usual dynamic programme by d
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_LABELS: Final = 100_000  # partial plans; with more the general methods are quicker
+# Partial plans at a time. As long as they are few the best plan of all costs nothing to find; where they would be many
+# one that is near enough is looked for, and where those are many as well other methods are quicker.
+FEW_LABELS: Final = 4_000
+MOST_LABELS: Final = 60_000
 _SLACK: Final = 1e-9
 _LARGEST: Final = float(2**62)
 
 IntArray = NDArray[np.int64]
 
 
-def cheapest(sheds: Sequence[IntArray], costs: Sequence[IntArray], need: int) -> list[int] | None:
+class Found(NamedTuple):
+    """By job, the position of its option; and what no plan costs less than."""
+
+    choices: list[int]
+    bound: float
+
+
+def cheapest(
+    sheds: Sequence[IntArray], costs: Sequence[IntArray], need: int, *, close: float = 0.0
+) -> Found | None:
     """Choose one option a job so that the limit's need is shed: least cost, then fewest jobs, then least shed.
 
     Args:
         sheds: By job, what each option sheds; the first, to do nothing, sheds nothing and costs nothing.
         costs: By job, what each option costs.
         need: To be shed; no more than the largest sheds together.
+        close: Where there is much to go through, a plan that costs so much more than the best, as a share, will do.
 
     Returns:
-        By job, the position of its option; None where too much would have to be gone through.
+        None where too much would have to be gone through.
     """
     n = len(sheds)
     if sum(float(cost.max()) for cost in costs) * (n + 1) > _LARGEST:
         return None
     # Jobs touched are told apart where costs are equal.
     keys = [cost * (n + 1) + (np.arange(len(cost)) > 0) for cost in costs]
-    price, first = _relaxed(sheds, keys, need)
+    price, rounded = _relaxed(sheds, keys, need)
+    first = _put_back(sheds, keys, rounded, need)
     regrets = [key - price * shed for shed, key in zip(sheds, keys, strict=True)]
     least = [float(regret.min()) for regret in regrets]
     bound = sum(least) + price * need
     known = float(sum(int(key[o]) for key, o in zip(keys, first, strict=True)))
     budget = (known - bound) * (1 + _SLACK) + _SLACK * max(1.0, known)
-    kept = [np.flatnonzero(r - low <= budget) for r, low in zip(regrets, least, strict=True)]
-    return _walked(sheds, keys, regrets, kept, need, price, budget)
+    try:
+        best = _walked(sheds, keys, regrets, need, price, budget, FEW_LABELS if close else MOST_LABELS)
+        return Found(best or first, _cost(costs, best or first))
+    except _TooMany:
+        if not close:
+            return None
+    enough = known * (1.0 - close)
+    if bound >= enough:
+        return Found(first, bound / (n + 1))
+    try:
+        best = _walked(sheds, keys, regrets, need, price, budget - known * close, MOST_LABELS)
+    except _TooMany:
+        return None
+    # Nobody is cheaper than what was known by more than what is near enough.
+    return Found(first, enough / (n + 1)) if best is None else Found(best, _cost(costs, best))
+
+
+class _TooMany(Exception):
+    """There are too many partial plans."""
+
+
+def _cost(costs: Sequence[IntArray], choices: Sequence[int]) -> float:
+    return float(sum(int(cost[o]) for cost, o in zip(costs, choices, strict=True)))
+
+
+def _put_back(
+    sheds: Sequence[IntArray], keys: Sequence[IntArray], choices: Sequence[int], need: int
+) -> list[int]:
+    """With every job put back to the cheapest option that the need bears, the dearest jobs first."""
+    told = list(choices)
+    spare = sum(int(shed[o]) for shed, o in zip(sheds, told, strict=True)) - need
+    for job in sorted(range(len(told)), key=lambda job: (-int(keys[job][told[job]]), job)):
+        now = int(sheds[job][told[job]])
+        able = np.flatnonzero((sheds[job] >= now - spare) & (keys[job] < keys[job][told[job]]))
+        if len(able):
+            told[job] = int(able[np.argmin(keys[job][able])])
+            spare -= now - int(sheds[job][told[job]])
+    return told
 
 
 def _relaxed(sheds: Sequence[IntArray], keys: Sequence[IntArray], need: int) -> tuple[float, list[int]]:
@@ -89,11 +139,16 @@ def _walked(
     sheds: Sequence[IntArray],
     keys: Sequence[IntArray],
     regrets: Sequence[NDArray[np.float64]],
-    kept: Sequence[NDArray[np.intp]],
     need: int,
     price: float,
     budget: float,
+    most_labels: int,
 ) -> list[int] | None:
+    """The best plan whose cost is within the budget above the relaxation; None: there is none."""
+    least_of = [float(regret.min()) for regret in regrets]
+    kept = [np.flatnonzero(r - low <= budget) for r, low in zip(regrets, least_of, strict=True)]
+    if budget < 0 or not all(len(some) for some in kept):
+        return None
     # Who has no choice left first, then who has little: as few partial plans as can be for as long as can be.
     order = sorted(range(len(sheds)), key=lambda job: (len(kept[job]), job))
     most = sum(int(sheds[job][kept[job]].max()) for job in order)
@@ -104,11 +159,11 @@ def _walked(
         some = kept[job]
         most -= int(sheds[job][some].max())
         least -= int(sheds[job][some].min())
-        if len(shed) * len(some) > MOST_LABELS:
-            return None
+        if len(shed) * len(some) > most_labels:
+            raise _TooMany
         then = (shed[:, None] + sheds[job][some]).ravel()
         paid = (key[:, None] + keys[job][some]).ravel()
-        dear = (over[:, None] + (regrets[job][some] - regrets[job].min())).ravel()
+        dear = (over[:, None] + (regrets[job][some] - least_of[job])).ravel()
         # What is shed beyond the need is paid for at its price at least.
         excess = np.maximum(0, then + least - need) * price
         alive = np.flatnonzero((then + most >= need) & (dear + excess <= budget))
@@ -123,7 +178,7 @@ def _walked(
         trail.append((alive // len(some), some[alive % len(some)]))
         shed, key, over = then[alive], paid[alive], dear[alive]
     if not len(shed):
-        return None  # by the last digits of the price nothing was left
+        return None
     at = int(np.lexsort((shed, key))[0])
     choices = [0] * len(sheds)
     for job, (before, option) in zip(reversed(order), reversed(trail), strict=True):

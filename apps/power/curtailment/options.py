@@ -159,6 +159,8 @@ def _shed(load: Load, watts_each: float) -> tuple[tuple[int, int], ...]:
 
 def _worth_while(options: list[Option]) -> list[Option]:
     """Without those that shed no more anywhere than another one that costs no more."""
+    if len({limit for option in options for limit, _ in option.shed_uw}) <= 1:
+        return _worth_while_of_one(options)
     sheds = [dict(option.shed_uw) for option in options]
 
     def is_idle(n: int) -> bool:
@@ -173,3 +175,17 @@ def _worth_while(options: list[Option]) -> list[Option]:
         return False
 
     return [option for n, option in enumerate(options) if option.lever is Lever.NONE or not is_idle(n)]
+
+
+def _worth_while_of_one(options: list[Option]) -> list[Option]:
+    """The same where there is one limit."""
+    told = [(option.total_uw, option.cost_ms, option.takes_s) for option in options]
+    kept = []
+    for option, (shed, cost, takes_s) in zip(options, told, strict=True):
+        is_idle = option.lever is not Lever.NONE and any(
+            more >= shed and less <= cost and sooner <= takes_s and (more != shed or less != cost)
+            for more, less, sooner in told
+        )
+        if not is_idle:
+            kept.append(option)
+    return kept

@@ -37,7 +37,7 @@ def solve(problem: Problem, *, exact_up_to: int = EXACT_UP_TO) -> Curtailment:
     if not model.columns or not model.needs.any():
         return model.answer(model.nothing(), 0.0, "exact")
     n_free = len({column.candidate for column in model.columns})
-    if n_free <= exact_up_to and np.count_nonzero(model.needs) == 1:
+    if exact_up_to and np.count_nonzero(model.needs) == 1:
         alone = _of_one_limit(model)
         if alone is not None:
             return alone
@@ -169,14 +169,14 @@ def _of_one_limit(model: _Model) -> Curtailment | None:
         mine = range(model.at[c, 1], model.at[c, 1] + n - 1)
         sheds.append(np.concatenate(([0], model.sheds[mine.start : mine.stop, limit])))
         costs.append(np.array([0, *(model.columns[i].cost_ms for i in mine)], dtype=np.int64))
-    found = cheapest(sheds, costs, int(model.needs[limit]))
+    close = 0.0 if len(model.columns) <= TO_THE_LAST_UP_TO else CLOSE
+    found = cheapest(sheds, costs, int(model.needs[limit]), close=close)
     if found is None:
         return None
     choices = model.nothing()
-    for c, option in zip(free, found, strict=True):
+    for c, option in zip(free, found.choices, strict=True):
         choices[c] = option
-    choices = _later_first(model, choices)
-    return model.answer(choices, float(model.cost(choices)), "exact")
+    return model.answer(_later_first(model, choices), min(found.bound, float(model.cost(choices))), "exact")
 
 
 def _exact(model: _Model, margin_kw: float = 0.0) -> Curtailment | None:

@@ -256,7 +256,7 @@ def _even(load: Load, window_s: float, within_s: float = inf, *, is_emergency: b
 
 
 def _any_cap(load: Load, window_s: float, within_s: float = inf, **_: Any) -> Candidate:
-    told = candidate_of(replace(load, tier=INTERRUPTIBLE), window_s, within_s)
+    told = candidate_of(replace(load, tier=INTERRUPTIBLE, bears=None), window_s, within_s)
     caps = tuple(option for option in told.options if option.cap < 1.0 or option.lever.value == "none")
     return replace(told, tier=load.tier, options=caps)
 

@@ -62,6 +62,23 @@ MIXES: Final[dict[str, Callable[[Random], tuple[int, float]]]] = {
 }
 
 
+ELASTIC: Final = frozenset({"training", "queue"})  # mixes in which some jobs can go on with fewer replicas
+
+
+def _elastic(job: Scene) -> Scene:
+    """Every fourth job, by chance, of those that bear it can go on with half of its replicas."""
+    n = job["replicas"]
+    if n < 2 or job["flexibility"] < 2 or Random(f"{job['name']}-{n}-{job['power_w']}").random() >= 0.25:  # noqa: S311
+        return job
+    return {**job, "replicas": {"min": (n + 1) // 2, "max": n}}
+
+
+def n_replicas(job: Scene) -> int:
+    """Of a job at its own size."""
+    of: int | dict[str, int] = job["replicas"]
+    return of if isinstance(of, int) else of["max"]
+
+
 def hall(mix: str, n_devices: int, seed: int) -> Scene:
     """A facility of nodes of 8 devices in racks of four, full of jobs of a mix.
 
@@ -96,7 +113,8 @@ def hall(mix: str, n_devices: int, seed: int) -> Scene:
     while left:
         size = min(left, chance.choice((1, 1, 2, 2, 4, 8)))
         tier, draw = MIXES[mix](chance)
-        jobs.append(_job(chance, len(jobs), size, tier, draw=draw, peak=1.3 if mix == "lock-step" else 1.0))
+        job = _job(chance, len(jobs), size, tier, draw=draw, peak=1.3 if mix == "lock-step" else 1.0)
+        jobs.append(_elastic(job) if mix in ELASTIC else job)
         left -= size
     if mix == "queue":
         for _ in range(max(4, n_nodes // 8)):

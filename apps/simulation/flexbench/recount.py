@@ -19,6 +19,11 @@ class Run:
     power_w: float
     placement: Sequence[Mapping[str, Any]] = ()
     cap: float = 1.0  # 0: paused
+    whole: float = 0.0  # devices at its own size
+
+    @property
+    def n_devices(self) -> float:
+        return float(sum(len(share["devices"]) * share["share"] for share in self.placement))
 
 
 @dataclass
@@ -133,9 +138,9 @@ def recount(scene: Scene, lines: Iterable[Mapping[str, Any]], curve: Sequence[Se
                     done = work[name].setdefault(job, [0.0, 0.0])
                     kind = hall.kind_of[run.placement[0]["node"]]
                     points = kind.get("power_curve", curve)
-                    done[0] += (until - at) * rate(
-                        points, run.cap, min(run.power_w, kind["tdp_w"]), kind["tdp_w"]
-                    )
+                    # Work goes by the devices: the mixes declare no other pace for fewer of them.
+                    pace = rate(points, run.cap, min(run.power_w, kind["tdp_w"]), kind["tdp_w"])
+                    done[0] += (until - at) * pace * run.n_devices / run.whole
                     done[1] += until - at
         at = until
 
@@ -156,6 +161,7 @@ def recount(scene: Scene, lines: Iterable[Mapping[str, Any]], curve: Sequence[Se
                 run = runs[name]
                 hall.add(run, -1)
                 run.placement, run.cap = line["placement"], line["power_cap"]
+                run.whole = max(run.whole, run.n_devices)
                 hall.add(run, 1)
             case "cap" | "pause":
                 run = runs[name]

@@ -20,7 +20,7 @@ class Way:
 
 def _anything(load: Load, window_s: float, within_s: float = float("inf"), **_: Any) -> Candidate:
     """All levers, whatever the tier bears."""
-    told = candidate_of(replace(load, tier=INTERRUPTIBLE), window_s, within_s)
+    told = candidate_of(replace(load, tier=INTERRUPTIBLE, bears=None), window_s, within_s)
     return replace(told, tier=load.tier)
 
 

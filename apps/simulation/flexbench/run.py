@@ -13,7 +13,7 @@ from apps.power.curtailment.facts import Curve, Limit, Load, Problem
 from apps.power.curtailment.options import candidate_of
 from apps.power.curtailment.solve import solve
 from apps.simulation.flexbench.emerald import ASKED, Replayed
-from apps.simulation.flexbench.mixes import IDLE_W, MIXES, TDP_W, hall
+from apps.simulation.flexbench.mixes import IDLE_W, MIXES, TDP_W, hall, n_replicas
 from apps.simulation.flexbench.recount import ALLOWED_LOSS, Count, recount
 from apps.simulation.flexbench.rivals import WAYS
 from apps.simulation.flexbench.signals import QUICK_SIGNALS, SIGNALS, Scene
@@ -111,10 +111,9 @@ def scenes(n_devices: int, n_seeds: int, *, is_quick: bool) -> Iterator[tuple[st
 def _load_w(scene: Scene) -> float:
     devices = sum(row["count"] * row["devices"] for row in scene["facility"]["nodes"])
     hosts = sum(row["count"] * row["idle_w"] for row in scene["facility"]["nodes"])
-    busy = sum(job["replicas"] * job["devices"] for job in scene["jobs"] if not job.get("submit"))
-    drawn = sum(
-        job["replicas"] * job["devices"] * job["power_w"] for job in scene["jobs"] if not job.get("submit")
-    )
+    running = [(n_replicas(job) * job["devices"], job) for job in scene["jobs"] if not job.get("submit")]
+    busy = sum(n for n, _ in running)
+    drawn = sum(n * job["power_w"] for n, job in running)
     return float(hosts + drawn + (devices - busy) * IDLE_W)
 
 

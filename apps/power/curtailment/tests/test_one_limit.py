@@ -43,7 +43,8 @@ def test_no_other_choice_is_better_by_any_rule(jobs, share):
     every = product(*(range(len(s)) for s in sheds))
     enough = [some for some in every if rank(some, sheds, costs)[2] >= need]
     assert found is not None
-    assert rank(found, sheds, costs) == min(rank(some, sheds, costs) for some in enough)
+    assert found.bound == rank(found.choices, sheds, costs)[0]
+    assert rank(found.choices, sheds, costs) == min(rank(some, sheds, costs) for some in enough)
 
 
 @pytest.mark.parametrize("n_jobs", [50, 200])
@@ -59,16 +60,18 @@ def test_of_many_jobs_the_choice_sheds_enough_and_no_job_can_be_put_back(n_jobs)
     sheds, costs = arrays(jobs)
     need = sum(int(s.max()) for s in sheds) // 4
 
-    found = cheapest(sheds, costs, need)
+    found = cheapest(sheds, costs, need, close=0.001)
 
-    cost, _, shed = rank(found, sheds, costs)
+    assert found is not None
+    cost, _, shed = rank(found.choices, sheds, costs)
     assert shed >= need
-    for job, option in enumerate(found):
+    assert found.bound <= cost <= found.bound * 1.001001
+    for job, option in enumerate(found.choices):
         for other in range(len(sheds[job])):
             if shed - int(sheds[job][option]) + int(sheds[job][other]) >= need:
                 assert costs[job][other] >= costs[job][option]
     # What costs nothing is taken before anything that does.
-    assert cheapest([*sheds, np.array([0, need])], [*costs, np.array([0, 0])], need)[-1] == 1
+    assert cheapest([*sheds, np.array([0, need])], [*costs, np.array([0, 0])], need).choices[-1] == 1
     assert cost > 0
 
 
