@@ -121,6 +121,9 @@ class Response:
         self.nodes = IdleNodes(self)
         self.turns = Turns(self)
         self._ramps = {row.name: row.ramp_up_w_per_s for row in simulation.world.scenario.domains}
+        self._taken: dict[
+            int, float
+        ] = {}  # by job, what is left of its pace since others took what it gave up
         self._next: tuple[Any, set[int]] | None = None
         self._spent = Spent(simulation.policy_row.qos_window_s)
 
@@ -244,7 +247,7 @@ class Response:
 
     def forget(self, life: "Life") -> None:
         """A job left its devices: nothing is under way for it any more."""
-        for about in (self.pending, self.pauses, self.unseen, self._gave):
+        for about in (self.pending, self.pauses, self.unseen, self._gave, self._taken):
             about.pop(life.job.index, None)
 
     def lose_node(self, node: int) -> None:
@@ -386,7 +389,7 @@ class Response:
         lost = []
         for index in self.sim.running:
             life = self.sim.lives[index]
-            if (life.cap < 1.0 or life.whole) and (share := self._lost_share(life)):
+            if (life.cap < 1.0 or life.whole or index in self._taken) and (share := self._lost_share(life)):
                 lost.append((index, share * span))
         active = [e.row.name for e in self.events.values() if e.state == "active"]
         self._spent.count(now, lost, active)
@@ -395,7 +398,7 @@ class Response:
         """What a running job does not do now, as a share of what it would at full power and its own size."""
         if life.state == "paused":
             return 1.0
-        rate = float(life.capped_rate)
+        rate = float(life.capped_rate) * self._taken.get(life.job.index, 1.0)
         if life.whole:
             rate *= float(self._rate_at(life, life.placing) / self._rate_at(life, life.whole))
         return 1.0 - rate
@@ -546,6 +549,8 @@ class Response:
 
     def _may_become(self, life: "Life", option: Option) -> bool:
         """A job is held down in one way at a time: who was capped does not shrink, who shrank is not capped."""
+        if life.job.index in self._taken:
+            return option.lever not in (Lever.CAP, Lever.SHRINK) or self._cap_of(life, option) == life.cap
         if life.whole:
             n_held = -_level(life)
             return option.lever is not Lever.CAP and (
@@ -713,6 +718,10 @@ class Response:
         """Whether an emergency is among what binds then."""
         return any(event.row.emergency for event in self._binding(at))
 
+    def shortest_s(self, at: Fraction) -> float:
+        """How long until the first of what binds then ends."""
+        return float(min((event.end for event in self._binding(at)), default=at) - at)
+
     def window_s(self, at: Fraction) -> float:
         """How long what binds then goes on."""
         return float(max((event.end for event in self._binding(at)), default=at) - at)
@@ -791,10 +800,17 @@ class Response:
             self._raise(life, level)
 
     def _note_taken(self) -> None:
-        """Devices that a job gave up and somebody else took since do not come back to it: it has its new size."""
+        """Devices that a job gave up and somebody else took since do not come back to it.
+
+        It has its new size then; as long as events last it has lost what it lost, and is held down no further.
+        """
+        if self._taken and all(event.is_over for event in self.events.values()):
+            self._taken.clear()
         for index in self.sim.running:
             life = self.sim.lives[index]
             if life.whole and not self._is_whole_free(life):
+                left = self._rate_at(life, life.placing) / self._rate_at(life, life.whole)
+                self._taken[index] = self._taken.get(index, 1.0) * float(left)
                 life.whole = ()
                 self.sim.tell(life)
 

@@ -3,12 +3,9 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from fractions import Fraction
-from math import inf
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from apps.power.curtailment.options import allowed_loss
-
-_NOISE: Final = 1e-6  # of a share: what sums of many small parts are off by
+from apps.power.curtailment.options import allowed_loss, left_to_bear
 
 
 class Window(NamedTuple):
@@ -52,18 +49,20 @@ class Spent:
             window_s: How long it is to bear it.
             binding: The events that bind, without emergencies.
         """
-        allowed = allowed_loss(tier)
         if self._window_s:
-            left_s = allowed * self._window_s - self.spent_s(job, at)
-            return min(1.0, max(0.0, left_s / window_s)) if window_s else allowed
-        least = inf
+            spent_s = self.spent_s(job, at)
+            return left_to_bear(
+                tier, span_s=self._window_s, spent_s=spent_s, window_s=window_s, is_rolling=True
+            )
+        least = allowed_loss(tier)
         for event in binding:
             begun, left = max(event.start, since), event.end - max(at, event.start, since)
             if left <= 0:
                 continue
             spent_s = self._of_event[event.name].get(job, 0.0)
-            least = min(least, (allowed * float(event.end - begun) - spent_s) / float(left))
-        return allowed if least >= allowed - _NOISE else max(0.0, least)
+            span_s = float(event.end - begun)
+            least = min(least, left_to_bear(tier, span_s=span_s, spent_s=spent_s, window_s=float(left)))
+        return least
 
     def spent_s(self, job: int, at: Fraction) -> float:
         """What a job lost within the rolling window."""

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 from typing import TYPE_CHECKING, Any
 
-from apps.power.curtailment.facts import Curtailment, Lever, Option
+from apps.power.curtailment.facts import INTERRUPTIBLE, Curtailment, Lever, Option
 from apps.power.curtailment.rotation import Rota, rota, turner_of
 from apps.simulation.replay.heap import exact
 
@@ -69,6 +70,7 @@ class Turns:
         """Look whether turns are needed for what binds at `start`, and do what is due of them."""
         cause = self._cause(start)
         if cause == self._unneeded:
+            self._let_go(now, start)
             return
         if self._now is None or self._now.cause != cause:
             self._now = None
@@ -76,6 +78,28 @@ class Turns:
             self._unneeded = cause if self._now is None else None
         if self._now is not None:
             self._do(self._now, now, start)
+        self._let_go(now, start)
+
+    def _let_go(self, now: Fraction, start: Fraction) -> None:
+        """Who stands still and has no turn any more goes on: its tier comes before the target."""
+        of = self._of
+        left = [
+            life
+            for i in sorted(of.sim.running)
+            if (life := of.sim.lives[i]).cap == 0.0
+            and life.job.row.flexibility < INTERRUPTIBLE
+            and self.option_of(i) is None
+        ]
+        if not left or start > now:
+            return
+        problem, _ = of.problem(now)
+        chosen = of.solve(problem).chosen(problem)
+        hard = of.bounds_w(dict.fromkeys(range(len(of.facility.domains)), inf))
+        for life in left:
+            option = chosen.get(life.job.index)
+            cap = option.cap if option is not None and option.lever is Lever.CAP else life.own_cap
+            if of.fits(life, cap, hard):
+                of.go_on(life, cap)
 
     def end(self) -> None:
         """Nothing binds any more."""
@@ -98,7 +122,8 @@ class Turns:
         needs = {i: short for i, short in enumerate(decided.short_uw) if short}
         if not needs:
             return None
-        window_s = self._of.window_s(start)
+        # A turn that is short within one event may be all of another: they are made anew when the first of them ends.
+        window_s = self._of.shortest_s(start)
         turners, held = [], {}
         for life, choice, candidate in zip(lives, decided.choices, problem.candidates, strict=False):
             option = candidate.options[choice]

@@ -22,6 +22,7 @@ MILLI: Final = 1000
 STOPS_WITHIN_S: Final = 5.0
 SHRINKS_FROM: Final = 2  # tiers below bear no change of size
 _SLACK: Final = 1e-9  # of a throughput that is exactly at the bound of its tier
+_NOISE: Final = 1e-6  # of a share: what sums of many small parts are off by
 
 
 def candidate_of(
@@ -78,6 +79,26 @@ def borne(load: Load, *, is_emergency: bool = False) -> float:
     if load.bears is None or (is_emergency and load.tier != FIRM):
         return allowed_loss(load.tier, is_emergency=is_emergency)
     return load.bears
+
+
+def left_to_bear(
+    tier: int, *, span_s: float, spent_s: float, window_s: float, is_rolling: bool = False
+) -> float:
+    """What a job still bears over what comes, as an average loss of throughput, once something is spent.
+
+    Args:
+        span_s: Over how long its tier's loss is an average: the event, or a span that rolls along.
+        spent_s: Seconds of work that it lost in that span so far.
+        window_s: How long it is to bear it.
+        is_rolling: A whole event may take more than the average, if others took less. Otherwise what was not taken at
+            first is not made up for later: a job has one cap for an event.
+    """
+    allowed = allowed_loss(tier)
+    if window_s <= 0:
+        return allowed
+    left = (allowed * span_s - spent_s) / window_s
+    most = 1.0 if is_rolling and tier != FIRM else allowed
+    return most if left >= most - _NOISE else max(0.0, left)
 
 
 def _sizes(load: Load, window_s: float, weights: Sequence[float], *, is_emergency: bool) -> list[Option]:

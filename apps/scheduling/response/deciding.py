@@ -9,7 +9,6 @@ from math import inf
 from typing import Any, Final
 
 from apps.power.curtailment.facts import (
-    ALLOWED_LOSS,
     FIRM,
     INTERRUPTIBLE,
     WEIGHT,
@@ -20,7 +19,7 @@ from apps.power.curtailment.facts import (
     Option,
     Problem,
 )
-from apps.power.curtailment.options import MICRO, candidate_of
+from apps.power.curtailment.options import MICRO, candidate_of, left_to_bear
 from apps.power.curtailment.schedule import HARD, Schedule, Step, schedule
 from apps.power.models import DemandResponseEvent
 from apps.power.plan_services import EXPIRES_AFTER, ActionDraft, PlanDraft
@@ -85,6 +84,8 @@ class Held:
         kept: Allocations that operators keep as they are.
         unseen: Allocations of which nothing is heard.
         pausing: Allocations that write their last checkpoint for this event, and draw no more soon.
+        spent_s: By job, seconds of work that events took so far, in the span over which a tier's loss is an average.
+        rolling_s: That span where it rolls along; 0: it is this event alone.
     """
 
     share_of: Mapping[int, float] = field(default_factory=dict)
@@ -95,6 +96,17 @@ class Held:
     kept: frozenset[int] = frozenset()
     unseen: frozenset[int] = frozenset()
     pausing: frozenset[int] = frozenset()
+    spent_s: Mapping[int, float] = field(default_factory=dict)
+    rolling_s: float = 0.0
+
+    def bears(self, job: RunningJob, event: DemandResponseEvent, at: datetime) -> float:
+        """The largest average loss, as a share, that a job still bears over the rest of an event."""
+        left_s = (event.end_at - max(at, event.start_at)).total_seconds()
+        span_s = self.rolling_s or (event.end_at - event.start_at).total_seconds()
+        spent_s = self.spent_s.get(job.job_id, 0.0)
+        return left_to_bear(
+            job.tier, span_s=span_s, spent_s=spent_s, window_s=left_s, is_rolling=bool(self.rolling_s)
+        )
 
     @property
     def as_they_are(self) -> frozenset[int]:
@@ -151,7 +163,8 @@ def decide(
         is_going = job.allocation_id in held.pausing
         then_w = job.kind.idle_w if is_going else job.device_w(base_share)
         base_w += (then_w - job.device_w()) * n
-        candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held))
+        bears = held.bears(job, event, at)
+        candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held, bears))
         jobs.append(job)
     need_uw = round((base_w - target_w) * MICRO)
     problem = Problem(tuple(candidates), (Limit(domain.id, need_uw, event.priority),))
@@ -210,6 +223,7 @@ def _candidate(
     window_s: float,
     wish: Wish,
     held: Held,
+    bears: float,
 ) -> Candidate:
     alone = Candidate(job.allocation_id, job.tier, job.n_devices, (Option(Lever.NONE),))
     is_exempt = job.job_id in wish.exempt_jobs or job.team in wish.exempt_teams
@@ -225,6 +239,7 @@ def _candidate(
         checkpoint_s=job.checkpoint_s,
         at_risk_s=job.at_risk_s,
         restart_s=job.restart_s,
+        bears=bears,
     )
     may_more = event.is_emergency or (job.job_id in wish.allowed_jobs and job.tier != INTERRUPTIBLE)
     whole = candidate_of(load, window_s, is_emergency=may_more)
@@ -279,12 +294,12 @@ def _draft(
         {
             by_id[allocation_id].job_id
             for allocation_id, option in lasting.items()
-            if _breaks(by_id[allocation_id], option)
+            if _breaks(by_id[allocation_id], option, held.bears(by_id[allocation_id], event, at))
         }
     )
     actions = [*held.carried, *(_action(step, by_id[step.job_id], held, at) for step in decided.steps)]
     achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
-    rows = _rows(decided, by_id, event, at)
+    rows = _rows(decided, by_id, event, held, at)
     rows.sort(key=lambda row: (-row["lost_device_s"], row["job_id"]))
     details = {
         "wish": wish.as_json(),
@@ -353,7 +368,7 @@ def _action(step: Step, job: RunningJob, held: Held, at: datetime) -> ActionDraf
 
 
 def _rows(
-    decided: Schedule, by_id: Mapping[int, RunningJob], event: DemandResponseEvent, at: datetime
+    decided: Schedule, by_id: Mapping[int, RunningJob], event: DemandResponseEvent, held: Held, at: datetime
 ) -> list[dict[str, Any]]:
     """Every touched job once, with what is done to it in the end; who only stands in for others says so."""
     rows = []
@@ -364,11 +379,11 @@ def _rows(
             if stays.lever in HARD:
                 continue  # it has a step of its own
             step = replace(step, option=stays, is_bridge=False)
-        rows.append(_row(step, by_id[step.job_id], event, at))
+        rows.append(_row(step, by_id[step.job_id], event, held, at))
     return rows
 
 
-def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) -> dict[str, Any]:
+def _row(step: Step, job: RunningJob, event: DemandResponseEvent, held: Held, at: datetime) -> dict[str, Any]:
     """One touched job, for people."""
     option = step.option
     window_s = _window_s(event, at)
@@ -391,20 +406,21 @@ def _row(step: Step, job: RunningJob, event: DemandResponseEvent, at: datetime) 
         if job.checkpoint_s != inf or option.lever is Lever.CAP
         else round(job.at_risk_s, 1),
         "issue_at": (at + timedelta(seconds=step.issue_s)).isoformat(),
-        "is_breach": _breaks(job, option),
+        "is_breach": _breaks(job, option, held.bears(job, event, at)),
+        "spent_s": round(held.spent_s.get(job.job_id, 0.0), 1),
         "is_bridge": step.is_bridge,
         "is_assumed": job.draw_source == Source.TDP_DERIVED,
     }
 
 
-def _breaks(job: RunningJob, option: Option) -> bool:
-    """Whether a job would lose more than its tier allows."""
+def _breaks(job: RunningJob, option: Option, bears: float) -> bool:
+    """Whether a job would lose more than its tier allows, and more than is left of that."""
     if option.lever in HARD:
         return job.tier != INTERRUPTIBLE
     if option.lever is not Lever.CAP:
         return False
     rate = job.kind.curve.rate(option.cap, job.draw_w)
-    return 1.0 - rate > ALLOWED_LOSS[job.tier] + 1e-9
+    return 1.0 - rate > bears + 1e-9
 
 
 def _shed_by(lasting: Mapping[int, Option], levers: Iterable[Lever]) -> float:

@@ -3,14 +3,16 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.conf import settings
 from django.core import signing
 from django.db import transaction
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
+from apps.jobs.curtailed import facts_of_jobs
 from apps.power import override_services, plan_services, response_services
 from apps.power.curtailment.facts import Lever
 from apps.power.errors import NoReference, NotPreauthorised, PlanStale
@@ -27,6 +29,7 @@ from apps.power.models import (
 from apps.power.plan_services import ActionDraft, PlanDraft
 from apps.power.response_selectors import events, meter_of
 from apps.power.response_services import EventDraft
+from apps.power.settlement_selectors import committed_plans, cost_of
 from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, gone_w, hash_of
 from apps.scheduling.response.site import Site, read_site
 from apps.teams import policies
@@ -335,8 +338,28 @@ def held_for(event: DemandResponseEvent, site: Site, *, keeps_mine: bool = False
         unseen=frozenset(job.allocation_id for job in site.jobs if job.job_id in site.unseen),
         pausing=frozenset(job.allocation_id for job in site.jobs if job.is_pausing)
         & frozenset(row.before.get("allocation_id", 0) for row in own if row.lever != Lever.CAP),
+        spent_s=spent_by_job(event, at=site.at),
+        rolling_s=float(settings.SWITCHYARD_QOS_WINDOW_S),
     )
     return replace(found, carried=_carried(own, found, site, keeps_mine=keeps_mine))
+
+
+def spent_by_job(event: DemandResponseEvent, *, at: datetime) -> dict[int, float]:
+    """Seconds of work that jobs lost to events, by what their actions did: to this one, or within the rolling window.
+
+    Of an event that reaches into the window all counts: rather too much than too little.
+    """
+    window_s = settings.SWITCHYARD_QOS_WINDOW_S
+    rows = events().filter(plans__committed_at__isnull=False, is_test=False).distinct()
+    rows = rows.filter(end_at__gt=at - timedelta(seconds=window_s)) if window_s else rows.filter(pk=event.pk)
+    spent: dict[int, float] = defaultdict(float)
+    for row in rows:
+        cost = cost_of(row, committed_plans(row), at=at)
+        facts = facts_of_jobs([job.job_id for job in cost.jobs])
+        for job in cost.jobs:
+            if job.job_id in facts and facts[job.job_id].n_devices:
+                spent[job.job_id] += float(job.lost_device_s) / facts[job.job_id].n_devices
+    return dict(spent)
 
 
 def _carried(

@@ -11,8 +11,10 @@ from apps.jobs.lifecycle import State
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerHold, PowerReading
 from apps.power.override_services import add_override
 from apps.power.response_services import cancel_event
+from apps.power.tests.builders import draw
 from apps.scheduling.models import Pass, Reason
 from apps.scheduling.response import control
+from apps.scheduling.response import services as response
 from apps.scheduling.response.site import read_site
 from apps.scheduling.tests.response_hall import NOTICE, A, B, C, D, E, announce, clock, hall
 
@@ -270,3 +272,36 @@ def test_what_a_target_still_lacks_is_added_and_nothing_is_given_back_for_it():
         (scene.jobs[D], "cap"): ActionState.VERIFIED,
         (scene.jobs[E], "pause"): ActionState.VERIFIED,
     }
+
+
+def test_what_an_event_took_is_gone_for_the_next_one_where_a_ledger_is_kept(settings):
+    settings.SWITCHYARD_QOS_WINDOW_S = 8 * 3600  # a quarter of which is what a job of tier 2 bears
+    scene = hall()
+    first = announce(domain=scene.domain, value=40e3)
+    plan = scene.preview(first)
+    # The ledger lets one event take more than each event by itself would: C goes down to 300 W.
+    assert plan.plan["tier_breaches"] == []
+    assert {row["name"]: row["cap_w"] for row in plan.plan["jobs"]}[C] == 300
+    scene.commit(first, plan)
+    scene.through(clock(13, 44), clock(14, 2), every_s=30)
+    assert scene.share(C) == 300
+    scene.through(clock(16, 59), clock(17, 2), every_s=30)
+
+    draw(scene.domain, 132.4e3, at=clock(18), source="modelled")
+    second = announce(
+        at=clock(18),
+        domain=scene.domain,
+        value=40e3,
+        notified_at=clock(18),
+        start_at=clock(18, 15),
+        end_at=clock(21, 15),
+    )
+    again = scene.preview(second, at=clock(18))
+
+    spent = response.spent_by_job(second, at=clock(18))
+    assert spent[scene.jobs[C]] == pytest.approx(0.5 * 3 * 3600, rel=0.02)
+    # 2 h in 8 are borne, 1.5 h are gone: for three hours that is a sixth, which 500 W (0.84) is just within.
+    row = {row["name"]: row for row in again.plan["jobs"]}[C]
+    assert row["cap_w"] == 500
+    assert row["spent_s"] == pytest.approx(5400, rel=0.02)
+    assert again.plan["tier_breaches"] == []

@@ -150,6 +150,21 @@ def test_devices_that_were_given_up_and_taken_since_do_not_come_back():
     assert [len(line["placement"]) for line in played.of("resize")] == [5, 6]
 
 
+def test_who_gave_up_devices_that_others_took_is_not_slowed_beyond_its_tier_either():
+    # No cap slows E before it shrinks; then the second event asks for more than anybody has left to bear.
+    waiting = {"name": "W", "replicas": 4, "submit": START + 600, "power_w": 110, "runtime": 90_000}
+    job = elastic("E", 3, power_w=700)
+    events = [ask(17_000), ask(22_000, "second", t=START + 1200, start=START + 1300, duration=6000)]
+    shape = [[500 / 700, 0.4], [600 / 700, 0.45], [1, 1]]  # caps cost so much that it shrinks
+    scene = hall(job, waiting, events=events, n_nodes=8)
+    scene["facility"]["accelerator_types"][0]["power_curve"] = shape
+    played = Played(scene)
+
+    assert [line["job"] for line in played.of("start")] == ["W"]
+    assert [len(line["placement"]) for line in played.of("resize", after=START) if line["t"] < END] == [4]
+    assert played.of("cap") == []
+
+
 def turning(n: int, **more: Any) -> list[Scene]:
     """Jobs that no cap holds down, and that bear to stand still for half of an event."""
     saving = {"interval": 1800, "cost": 60, "restart": 30}
@@ -202,6 +217,16 @@ def test_no_turns_without_a_tier_that_bears_them_a_checkpoint_and_somebody_to_ta
 
     assert played.said("notified")["achievable_w"] == 0
     assert played.of("pause") == []
+
+
+def test_who_has_no_turn_any_more_goes_on_even_where_the_target_is_out_of_reach():
+    # A second event asks for so much, and for so short a time, that no turns can be made: nobody stands still for it.
+    second = ask(9000, "second", t=START + 1500, start=START + 1500, duration=900)
+    played = Played(hall(*turning(6), events=[ask(4800), second], n_nodes=6))
+
+    since, until = START + 1500, START + 1500 + 900
+    assert max(played.paused_s(f"J{i}", since, until) for i in range(6)) <= 0.5 * 900
+    assert max(played.paused_s(f"J{i}") for i in range(6)) <= 0.5 * DURATION
 
 
 def test_a_job_of_the_turns_that_ends_is_replaced_and_the_target_is_kept():
