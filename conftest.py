@@ -10,8 +10,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from scripts.slurm_cluster import SlurmCluster
 
 _URL = "SWITCHYARD_TEST_DATABASE_URL"
 _require_all = os.environ.get("REQUIRE_ALL") == "1"
@@ -130,3 +134,29 @@ def no_memory() -> Generator[None]:
     yield
     for room in (snapshot, apply, admission, line):
         room.forget()
+
+
+@pytest.fixture(scope="session")
+def slurm_of_session() -> "Generator[SlurmCluster]":
+    """A real Slurm for the whole run, started when the first test asks for it: nodes `here` and n1 to n7."""
+    from scripts.slurm_cluster import SlurmCluster, missing_programs
+
+    if missing := missing_programs():
+        pytest.skip(f"needs Slurm, of which this machine lacks {', '.join(missing)}")
+    if os.geteuid() != 0:
+        pytest.skip("needs to be root, to start a Slurm of its own")
+    folder = Path(tempfile.mkdtemp(prefix="switchyard-slurm-"))
+    cluster = SlurmCluster(folder, nodes=("here", *(f"n{number}" for number in range(1, 8))))
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm(slurm_of_session: "SlurmCluster") -> "Generator[SlurmCluster]":
+    """The run's Slurm, whole and empty: what a test broke or left running is mended after it."""
+    yield slurm_of_session
+    slurm_of_session.mend()

@@ -1,9 +1,12 @@
-"""What execution itself has to remember: only what a simulated cluster plays."""
+"""What execution itself has to remember: what a simulated cluster plays, and what runs behind Slurm."""
 
 from django.db import models
 from django.db.models import Q
 
+from apps.execution.slurm_models import SlurmConnection, SlurmCredential, SlurmRun
 from apps.inventory.models import Cluster
+
+__all__ = ["SimulatedRun", "SlurmConnection", "SlurmCredential", "SlurmRun"]
 
 
 class SimulatedRun(models.Model):

@@ -32,6 +32,8 @@ class PlacementFacts:
     n_replicas: int
     first_rank: int = 0
     device_shares: Mapping[int, Decimal]
+    cpus: float = 0.0  # all its replicas together; 0: they did not say
+    memory_gib: float = 0.0
 
 
 def replicas_of(groups: Sequence[GroupFacts], placements: Sequence[PlacementFacts]) -> tuple[Replica, ...]:
@@ -47,6 +49,8 @@ def replicas_of(groups: Sequence[GroupFacts], placements: Sequence[PlacementFact
                     group=group.name,
                     device_indices=indices,
                     command=group.command,
+                    cpus=placement.cpus / placement.n_replicas,
+                    memory_gib=placement.memory_gib / placement.n_replicas,
                 )
             )
     return tuple(replicas)

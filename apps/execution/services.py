@@ -428,6 +428,8 @@ def _placement_facts(placement: Placement) -> PlacementFacts:
         n_replicas=placement.n_replicas,
         first_rank=placement.first_rank,
         device_shares={claim.device.index: claim.share for claim in claims},
+        cpus=placement.cpus,
+        memory_gib=placement.memory_gib,
     )
 
 

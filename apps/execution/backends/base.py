@@ -61,6 +61,8 @@ class Replica:
     group: str = ""
     device_indices: tuple[int, ...] = ()
     command: tuple[str, ...] | None = None  # None: the order's script
+    cpus: float = 0.0  # 0: it did not say
+    memory_gib: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,20 @@
 """Which backend stands behind a cluster: the one place that knows all of them."""
 
+import base64
+import binascii
 from pathlib import Path
 
 from django.conf import settings
 from django.db import connection
 
+from apps.core.sealing import Unreadable
 from apps.core.errors import OutsideError
 from apps.execution.backends.base import Backend
 from apps.execution.backends.local import DEFAULT_LOG_LIMIT_BYTES, LocalBackend
 from apps.execution.backends.simulated import SimulatedBackend
+from apps.execution.backends.slurm.backend import Place, SlurmBackend
+from apps.execution.backends.slurm.wire import Address
+from apps.execution.slurm_models import SlurmConnection, SlurmCredential
 from apps.inventory.models import Backend as Kind
 from apps.inventory.models import Cluster
 
@@ -20,6 +26,8 @@ def backend_of(cluster: Cluster) -> Backend:
             return local_backend_of(cluster)
         case Kind.SIMULATED:
             return SimulatedBackend(cluster.pk)
+        case Kind.SLURM:
+            return SlurmBackend(slurm_place_of(cluster))
         case _:
             raise OutsideError(f"Clusters of kind {cluster.backend} are not supported yet.", permanent=True)
 
@@ -32,6 +40,37 @@ def local_backend_of(cluster: Cluster) -> LocalBackend:
     return LocalBackend(
         spool,
         log_limit_bytes=limit if isinstance(limit, int) and limit > 0 else DEFAULT_LOG_LIMIT_BYTES,
+    )
+
+
+def slurm_place_of(cluster: Cluster) -> Place:
+    """How a Slurm is reached. Raises OutsideError where nobody said, or the credential cannot be opened."""
+    found = SlurmConnection.objects.filter(cluster=cluster).first()
+    if found is None:
+        raise OutsideError(f"Nobody said how the Slurm of {cluster.name} is reached.", permanent=True)
+    return Place(
+        cluster_id=cluster.pk,
+        address=slurm_address_of(found),
+        shared_dir=Path(found.shared_dir),
+        mark=found.mark,
+        partition=found.partition,
+    )
+
+
+def slurm_address_of(found: SlurmConnection) -> Address:
+    """The address with its credential; raises OutsideError where that cannot be opened."""
+    try:
+        secret = found.secret
+        is_key = found.credential == SlurmCredential.KEY
+        key = base64.b64decode(secret, validate=True) if is_key else None
+    except (Unreadable, binascii.Error):
+        raise OutsideError("The credential of this Slurm cannot be opened: enter it again.") from None
+    return Address(
+        rest_url=found.rest_url,
+        user_name=found.user_name,
+        key=key,
+        token="" if is_key else secret,
+        slurm_conf=found.slurm_conf,
     )
 
 

@@ -129,7 +129,7 @@ class LocalBackend:
                         allocation_id=int(folder.name),
                         share=held["share"],
                         fence=held["fence"],
-                        lease_until_at=_instant(held["lease_until"]),
+                        lease_until_at=instant(held["lease_until"]),
                         is_recorded=held["is_recorded"],
                         message=held["message"],
                     )
@@ -163,7 +163,7 @@ class LocalBackend:
         except FileNotFoundError:
             return LogChunk("", 0, is_complete=is_over)
         is_at_end = next_offset >= size
-        cut = 0 if is_over and is_at_end else _n_bytes_of_a_cut_character(data)
+        cut = 0 if is_over and is_at_end else n_bytes_of_a_cut_character(data)
         if cut:
             data, next_offset = data[:-cut], next_offset - cut
         return LogChunk(data.decode(errors="replace"), next_offset, is_complete=is_over and is_at_end)
@@ -246,7 +246,7 @@ class LocalBackend:
         if order.script is not None:
             (folder / "script").touch(mode=0o700)
             (folder / "script").write_text(order.script)
-            script = [*_interpreter_of(order.script), str(final / "script")]
+            script = [*interpreter_of(order.script), str(final / "script")]
         content = {
             "allocation_id": order.allocation_id,
             "job_id": order.job_id,
@@ -263,7 +263,7 @@ class LocalBackend:
                 {
                     "rank": replica.rank,
                     "command": list(replica.command) if replica.command is not None else script,
-                    "env": _env_of(order, replica),
+                    "env": env_of(order, replica),
                 }
                 for replica in order.replicas
             ],
@@ -322,8 +322,8 @@ class LocalBackend:
             job_id=order["job_id"],
             fence=order["fence"],
             state=state,
-            started_at=_instant(status.get("started_at")),
-            ended_at=_instant(status.get("ended_at")),
+            started_at=instant(status.get("started_at")),
+            ended_at=instant(status.get("ended_at")),
             time_limit_s=limit.get("time_limit_s"),
             exit_code=status.get("exit_code"),
             reason=EndReason(status["reason"]) if state == RunState.ENDED else None,
@@ -404,7 +404,7 @@ def _driver() -> dict[str, str]:
     return {nvml.NAMED_BY: named} if named else {}
 
 
-def _env_of(order: Order, replica: Replica) -> Mapping[str, str]:
+def env_of(order: Order, replica: Replica) -> Mapping[str, str]:
     """What tells a replica who it is; it stands above whatever the job itself set."""
     indices = ",".join(str(index) for index in replica.device_indices)
     nodes = list(dict.fromkeys(other.node for other in order.replicas))
@@ -422,7 +422,7 @@ def _env_of(order: Order, replica: Replica) -> Mapping[str, str]:
     }
 
 
-def _interpreter_of(script: str) -> list[str]:
+def interpreter_of(script: str) -> list[str]:
     """The command in a script's first line, as the kernel reads it: a program and at most one argument.
 
     Started by its interpreter, a script also runs from a disk that is mounted without `exec`.
@@ -431,11 +431,11 @@ def _interpreter_of(script: str) -> list[str]:
     return line.split(None, 1) or ["/bin/sh"]
 
 
-def _instant(seconds: Any) -> datetime | None:
+def instant(seconds: Any) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None
 
 
-def _n_bytes_of_a_cut_character(data: bytes) -> int:
+def n_bytes_of_a_cut_character(data: bytes) -> int:
     """How many bytes at the end begin a UTF-8 character that the rest of is missing."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]

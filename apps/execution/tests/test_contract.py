@@ -16,15 +16,24 @@ from apps.execution.backends.base import (
     RunState,
     StaleFence,
 )
+from apps.execution.backends.choice import backend_of
 from apps.execution.backends.fake import FakeBackend
 from apps.execution.backends.local import LocalBackend
 from apps.execution.backends.simulated import SimulatedBackend
 from apps.execution.tests.builders import look, now, shell, stop, wait_for
+from apps.execution.tests.slurm import connected
 from apps.inventory.models import Backend as Kind
 from apps.inventory.models import Cluster
 
 
-@pytest.fixture(params=["fake", "local", pytest.param("simulated", marks=pytest.mark.django_db)])
+@pytest.fixture(
+    params=[
+        "fake",
+        "local",
+        pytest.param("simulated", marks=pytest.mark.django_db),
+        pytest.param("slurm", marks=pytest.mark.django_db),
+    ]
+)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "fake":
         yield FakeBackend()
@@ -39,6 +48,8 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
                 at=now(),
             )
             wait_for(local, RunState.ENDED, run.allocation_id)
+    elif request.param == "slurm":
+        yield backend_of(connected(request.getfixturevalue("slurm"), name="behind Slurm"))
     else:
         cluster = Cluster.objects.create(name="hall", backend=Kind.SIMULATED)
         yield SimulatedBackend(cluster.pk)
