@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 from apps.core.errors import DomainError, OutsideError
 from apps.core.locks import release
 from apps.events.services import record
-from apps.execution import blame
+from apps.execution import blame, surveying
 from apps.execution.backends.base import Backend, Order, Seen, StopOrder
 from apps.execution.backends.choice import backend_of, local_backend_of
 from apps.execution.models import SimulatedRun
@@ -64,13 +64,20 @@ _log = logging.getLogger(__name__)
 
 def reconcile_all(*, at: datetime) -> None:
     """Reconcile every cluster. Trouble with one does not keep the others waiting."""
-    # This machine first: it is quick, and somebody may be waiting for it at a screen.
+    # This machine first: it is quick, and somebody may be waiting for it at a screen. Clusters that lie elsewhere have
+    # turns of their own.
     clusters = Cluster.objects.filter(backend__in=(Kind.LOCAL, Kind.SIMULATED)).order_by("backend", "id")
     for cluster_id in clusters.values_list("id", flat=True):
         try:
             reconcile_cluster(cluster_id=cluster_id, at=at)
         except Exception:
             _log.exception("Cluster %s could not be reconciled", cluster_id)
+
+
+def clusters_elsewhere() -> list[int]:
+    """Ids of clusters that are asked over a network, and may keep whoever asks waiting."""
+    kinds = (Kind.SLURM,)
+    return list(Cluster.objects.filter(backend__in=kinds).order_by("id").values_list("id", flat=True))
 
 
 def reconcile_cluster(*, cluster_id: int, at: datetime) -> None:
@@ -82,6 +89,7 @@ def reconcile_cluster(*, cluster_id: int, at: datetime) -> None:
         try:
             backend = backend_of(cluster)
             _reconcile(cluster, backend, at)
+            surveying.survey_cluster(cluster, backend, at=at)
         except OutsideError as error:
             # Nothing is known of what runs there, so nothing is concluded.
             _note_lost_contact(cluster, error, at)

@@ -7,7 +7,15 @@ from apps.execution import bell, caps, probing, services
 
 @shared_task(name="execution.reconcile", ignore_result=True)
 def reconcile() -> None:
+    for cluster_id in services.clusters_elsewhere():
+        # Another of these that nobody took yet will do as well.
+        reconcile_cluster.apply_async(args=[cluster_id], expires=2.0)
     services.reconcile_all(at=clock.now())
+
+
+@shared_task(name="execution.reconcile_cluster", ignore_result=True)
+def reconcile_cluster(cluster_id: int) -> None:
+    services.reconcile_cluster(cluster_id=cluster_id, at=clock.now())
 
 
 @shared_task(name="execution.prune_logs", ignore_result=True)

@@ -1,5 +1,6 @@
 """The facility as built: accelerator types, domains, clusters, nodes, devices, and the nodes' health."""
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
@@ -295,3 +296,25 @@ class PaceReading(models.Model):
             models.Index(fields=["node", "-at"], name="pace_by_node"),
             models.Index(fields=["at"], name="pace_by_age"),
         ]
+
+
+class OutsideUse(models.Model):
+    """Devices that work holds which the ledger does not know: somebody gave it to the node's cluster directly."""
+
+    node = models.ForeignKey(Node, models.CASCADE, related_name="outside_uses", db_index=False)
+    key = models.CharField(max_length=120, help_text="Number of that work in its cluster.")
+    label = models.CharField(max_length=200, blank=True)
+    device_indices = ArrayField(models.PositiveIntegerField())
+    since_at = models.DateTimeField()
+    until_at = models.DateTimeField(null=True, blank=True, help_text="By its own limit; empty: nobody knows.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["node", "key"], name="one_outside_use_a_node_and_key"),
+            models.CheckConstraint(
+                condition=Q(device_indices__len__gte=1) & ~Q(key=""), name="outside_use_holds_something"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.label or self.key} on node {self.node_id}"

@@ -28,6 +28,7 @@ from apps.jobs.ledger.stopping import (
     move_many,
     preempt_many,
     request_data_late_stop,
+    request_displaced_stop,
     request_time_limit_stop,
 )
 from apps.jobs.ledger.submission import MAX_JOBS_AT_ONCE, Receipt, submit_bulk, submit_job, submit_jobs
@@ -59,6 +60,7 @@ __all__ = [
     "release_job",
     "report_caps",
     "request_data_late_stop",
+    "request_displaced_stop",
     "request_time_limit_stop",
     "resume_job",
     "stop_job",

@@ -23,7 +23,7 @@ from apps.jobs.models import Dependency, Job
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import NONE, Facility, Gang, Policy, Running, Share
 from apps.scheduling.engine.predict import predicted_s
-from apps.scheduling.snapshot import Taken, take_snapshot
+from apps.scheduling.snapshot import OUTSIDE_ID, Taken, take_snapshot
 
 UNKNOWN_S: Final = 3600.0  # a job of which nothing at all is known
 ITSELF: Final = " (itself)"  # of a team with sub-teams, the leaf that has its own jobs
@@ -396,6 +396,9 @@ class _Teller:
         for gang in (*(run.gang for run in self.snapshot.running), *queue):
             self.name_of[gang.id] = f"{gang.name[:100]} #{gang.id}"
         for run in self.snapshot.running:
+            if run.gang.id <= OUTSIDE_ID:
+                self.left_out.append(LeftOut(run.gang.id, run.gang.name, "it is no job of ours"))
+                continue
             if not all(self.is_in[share.node] for share in run.placing):
                 self.left_out.append(LeftOut(run.gang.id, run.gang.name, "it runs on other nodes"))
                 continue

@@ -10,7 +10,7 @@ table, somebody's open transaction, a number of rows that does not add up, an er
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -72,6 +72,8 @@ _MANY: Final = 2000
 _MOST_ENDED: Final = 5000
 _ENDED_EVERY_S: Final = 60.0
 PREVIEW_ID: Final = 0  # id of a gang that is not in the ledger
+OUTSIDE_ID: Final = -(2**40)  # from here down: work outside the ledger
+_NOBODYS_PRIORITY: Final = 2**31 - 1
 
 Row = tuple[Any, ...]
 
@@ -434,7 +436,7 @@ class _Reader:
         self._read_jobs(changed)
         self._read_allocations(changed)
         waiting, never_satisfied, left_out = self.read_queue(changed)
-        running = self.running()
+        running = (*self.running(), *self.read_outside())
         use_since = self.read_use()
         memory.seen = seen if may_trust else None
         memory.seen_below, memory.server = seen_below, tuple(server)
@@ -1312,6 +1314,34 @@ class _Reader:
             ends_s = self.at_s + max(held[position].grace_s, 1.0)
             found[position] = replace(found[position], ends_s=ends_s)
         return tuple(found)
+
+    def read_outside(self) -> Iterator[Running]:
+        """Devices that somebody outside the ledger holds, as runs that nobody may move.
+
+        Not those that the ledger has given to somebody as well: they are free for nobody anyway.
+        """
+        taken: set[tuple[int, int]] = set()
+        for use_id, label, node_id, since_s, until_s, indices in self.rows(
+            "SELECT use.id, use.label, use.node_id, extract(epoch FROM use.since_at)::float8,"
+            " extract(epoch FROM use.until_at)::float8, array_agg(device.index ORDER BY device.index)"
+            " FROM inventory_outsideuse use JOIN inventory_device device"
+            " ON device.node_id = use.node_id AND device.index = ANY(use.device_indices)"
+            " WHERE device.claimed_share = 0 GROUP BY use.id ORDER BY use.id"
+        ):
+            node = self.node_at.get(node_id)
+            devices = tuple(index for index in indices if (node_id, index) not in taken)
+            if node is None or not devices:
+                continue
+            taken.update((node_id, index) for index in devices)
+            kind = int(self.facility.kind[node])
+            shape = self.memory.shapes.setdefault(
+                f"outside {kind} {len(devices)}", Shape((Ask(devices=len(devices), kinds=(kind,)),))
+            )
+            gang = Gang(
+                id=OUTSIDE_ID - use_id, name=label, shape=shape, priority=_NOBODYS_PRIORITY, preemptible=False
+            )
+            ends_s = inf if until_s is None else max(until_s, self.at_s + 1.0)
+            yield Running(gang, (Share(0, node, 1, devices),), started_s=since_s, ends_s=ends_s)
 
     def _read_placings(self, gang_of: Mapping[int, Gang]) -> dict[int, Placing]:
         shares: dict[int, list[Share]] = {allocation_id: [] for allocation_id in gang_of}

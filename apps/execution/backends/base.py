@@ -237,3 +237,73 @@ class Probing(Protocol):
         Not to reach a node is no finding about it, unless somebody who did reach it says so. Changes nothing, and
         raises OutsideError where the cluster does not answer.
         """
+
+
+# Surveying a cluster ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyedNode:
+    """A node as its cluster has it.
+
+    Attributes:
+        accelerator: Type of its devices, in the cluster's words.
+        leaf, spine: Switches above it; empty: nobody says.
+        is_drained: It takes no new work there.
+        is_ours: That is so because we asked for it.
+        is_down: The cluster has given it up.
+    """
+
+    name: str
+    n_devices: int
+    accelerator: str = ""
+    cpus: float | None = None
+    memory_gib: float | None = None
+    leaf: str = ""
+    spine: str = ""
+    is_drained: bool = False
+    is_ours: bool = False
+    is_down: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignUse:
+    """Devices of one node that work holds which is not ours.
+
+    Attributes:
+        key: Number of that work in its cluster.
+        are_exact: These very devices; else only their number is known.
+        until_at: When its own limit ends it; None: nobody knows.
+    """
+
+    key: str
+    node: str
+    device_indices: tuple[int, ...]
+    label: str = ""
+    are_exact: bool = True
+    since_at: datetime | None = None
+    until_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a cluster has, and what others do there."""
+
+    nodes: tuple[SurveyedNode, ...]
+    foreign: tuple[ForeignUse, ...] = ()
+    version: str = ""
+
+
+@runtime_checkable
+class Surveying(Protocol):
+    """A backend whose cluster has a life of its own: nodes are drained there, and others submit to it. Optional."""
+
+    def survey(self, *, at: datetime) -> Survey:
+        """Look at everything; cheap, for it is asked every few seconds. Raises OutsideError."""
+
+    def drain(self, node: str, reason: str) -> None:
+        """Have the cluster give a node no new work. Twice changes nothing the second time."""
+
+    def resume(self, node: str) -> None:
+        """Take back a drain that we asked for."""

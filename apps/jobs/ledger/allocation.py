@@ -12,6 +12,7 @@ from django.db.models import Max
 
 from apps.events.services import EventRow, record_many
 from apps.inventory.models import Health
+from apps.inventory.outside import held_outside
 from apps.jobs import rows
 from apps.jobs.errors import Stale
 from apps.jobs.lifecycle import HOLDING, State, Trigger, follow
@@ -226,6 +227,7 @@ class _Claims:
             if cpus is not None or memory_gib is not None
         ]
         self.used = _node_use(limited)
+        self.outside = held_outside(self.nodes)
 
     def why_not(self, decision: Decision) -> str:
         if not decision.placements:
@@ -246,6 +248,8 @@ class _Claims:
                 device_id = self.device_id.get((grant.node_id, index))
                 if device_id is None:
                     return f"{node[2]} has no device {index}"
+                if (grant.node_id, index) in self.outside:
+                    return f"device {index} of {node[2]} is held outside"
                 sums[device_id] += share
         for device_id, share in sums.items():
             if not 0 < share <= 1 - self.claimed[device_id]:

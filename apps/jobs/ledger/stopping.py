@@ -122,6 +122,15 @@ def request_data_late_stop(*, allocation_id: int, at: datetime) -> Allocation:
     return _request_stop(allocation_id, StopCause.DATA_LATE, at)
 
 
+@transaction.atomic
+def request_displaced_stop(*, allocation_id: int, at: datetime) -> Allocation:
+    """Have an attempt that has not begun give its devices back, for somebody outside the ledger holds them.
+
+    Its job goes back to the queue as one that is moved, and counts as that.
+    """
+    return _request_stop(allocation_id, StopCause.MOVE, at)
+
+
 def _request_stop(allocation_id: int, cause: StopCause, at: datetime) -> Allocation:
     job, allocation = locked_allocation(allocation_id, None)
     if allocation.ended_at is not None or allocation.desired_state == Desired.STOP:

@@ -30,6 +30,7 @@ from apps.core import clock
 from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
     EndReason,
+    ForeignUse,
     LogChunk,
     NodeCheck,
     NodeReport,
@@ -40,6 +41,8 @@ from apps.execution.backends.base import (
     StaleFence,
     StopOrder,
     Stream,
+    Survey,
+    SurveyedNode,
 )
 from apps.execution.backends.local import n_bytes_of_a_cut_character
 from apps.execution.backends.slurm import orders as writing
@@ -47,16 +50,19 @@ from apps.execution.backends.slurm import states
 from apps.execution.backends.slurm.orders import Name, NodeRoom
 from apps.execution.backends.slurm.wire import (
     Address,
+    Gpus,
     JobLine,
     NoAnswer,
     NodeLine,
     SlurmError,
     Wire,
+    gpu_indices,
     gpus_of,
 )
 from apps.execution.slurm_models import SlurmRun
 
 _LOCK_CLASS: Final = 0x51A2  # first half of an advisory key; the second is the cluster's id
+OUR_DRAIN: Final = "Switchyard:"  # reasons of drains in Slurm that we asked for
 ROOMS_KEPT_S: Final = 30.0  # how nodes are built changes seldom
 _FOR_EVER_MINUTES: Final = 365 * 24 * 60
 _log = logging.getLogger(__name__)
@@ -81,7 +87,18 @@ class _Rooms:
     of_node: dict[str, NodeRoom] = field(default_factory=dict)
 
 
+@dataclass
+class _Built:
+    """What of a cluster changes seldom, and what jobs of others hold, as a process knows it."""
+
+    until_s: float = -1.0
+    switches: dict[str, tuple[str, str]] = field(default_factory=dict)
+    version: str = ""
+    held: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+
+
 _rooms: dict[tuple[int, Address], _Rooms] = defaultdict(_Rooms)
+_built: dict[tuple[int, Address], _Built] = defaultdict(_Built)
 
 
 class SlurmBackend:
@@ -503,6 +520,61 @@ class SlurmBackend:
             data, next_offset = data[:-cut], next_offset - cut
         return LogChunk(data.decode(errors="replace"), next_offset, is_complete=is_over and is_at_end)
 
+    # Surveying
+
+    def survey(self, *, at: datetime) -> Survey:
+        with self._wire() as wire:
+            lines, nodes = wire.jobs(), wire.nodes()
+            built = _built[self._cluster_id, self._place.address]
+            if clock.monotonic_s() > built.until_s:
+                built.switches, built.until_s = wire.topology(), clock.monotonic_s() + ROOMS_KEPT_S
+                built.version = wire.ping()
+            foreign = [
+                line
+                for line in lines
+                if line.state in states.RUNNING and writing.name_of(line.name, self._place.mark) is None
+            ]
+            self._look_up(wire, built, foreign)
+            gpus = {node.name: gpus_of(node.gres) for node in nodes}
+            return Survey(
+                nodes=tuple(self._surveyed(node, gpus[node.name], built) for node in nodes),
+                foreign=tuple(use for line in foreign for use in _uses(line, built.held[line.id], gpus)),
+                version=built.version,
+            )
+
+    @staticmethod
+    def _look_up(wire: Wire, built: "_Built", foreign: Sequence[JobLine]) -> None:
+        """Find out what jobs of others hold; what a running job holds is asked once."""
+        known = {line.id: built.held[line.id] for line in foreign if built.held.get(line.id)}
+        missing = {line.id for line in foreign if line.id not in known}
+        built.held = known | dict.fromkeys(missing, []) | (wire.held_gpus(missing) if missing else {})
+
+    @staticmethod
+    def _surveyed(node: NodeLine, gpus: Gpus, built: "_Built") -> SurveyedNode:
+        leaf, spine = built.switches.get(node.name, ("", ""))
+        kinds = sorted(set(gpus.types))
+        return SurveyedNode(
+            name=node.name,
+            n_devices=len(gpus.types),
+            accelerator=kinds[0] if len(kinds) == 1 else "",
+            cpus=float(node.cpus),
+            memory_gib=node.memory_mib / 1024,
+            leaf=leaf,
+            spine=spine,
+            is_drained=node.state in ("drained", "draining", "drain", "drng"),
+            is_ours=node.reason.startswith(OUR_DRAIN),
+            is_down=is_down(node),
+            reason=node.reason,
+        )
+
+    def drain(self, node: str, reason: str) -> None:
+        with self._wire() as wire:
+            wire.drain(node, f"{OUR_DRAIN} {reason}".strip())
+
+    def resume(self, node: str) -> None:
+        with self._wire() as wire:
+            wire.resume(node)
+
     # Probing
 
     def probe(self, nodes: Sequence[ProbedNode], *, at: datetime) -> list[NodeReport]:
@@ -511,7 +583,14 @@ class SlurmBackend:
             return []
         with self._wire() as wire:
             known = {line.name: line for line in wire.nodes()}
-        return [NodeReport(node=node.name, checks=_checks(node, known.get(node.name))) for node in nodes]
+        return [
+            NodeReport(
+                node=node.name,
+                status="failed" if (line := known.get(node.name)) is not None and is_down(line) else "ok",
+                checks=_checks(node, line),
+            )
+            for node in nodes
+        ]
 
     # Within
 
@@ -534,6 +613,20 @@ class SlurmBackend:
     def _lock(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK_CLASS, self._cluster_id])
+
+
+def _uses(line: JobLine, held: Sequence[tuple[str, str]], gpus: Mapping[str, Gpus]) -> Iterator[ForeignUse]:
+    for node, gres in held:
+        if node in gpus and (indices := gpu_indices(gres, gpus[node])):
+            yield ForeignUse(
+                key=str(line.id),
+                node=node,
+                device_indices=tuple(indices),
+                label=f"Slurm job {line.id} of {line.user}",
+                are_exact=gpus[node].is_exact,
+                since_at=line.started_at,
+                until_at=line.ends_at,
+            )
 
 
 def is_down(node: NodeLine) -> bool:

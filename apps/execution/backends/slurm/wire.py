@@ -25,6 +25,7 @@ NO_SUCH_JOB: Final = 2017
 # What no later try will change: no such partition, rights, what no node can give, no such node.
 _HOPELESS: Final = frozenset({2000, 2002, 2014, 2018})
 _IDS_AT_ONCE: Final = 500
+_MANY: Final = 20
 _DIRECTORIES: Final = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -66,6 +67,7 @@ class JobLine:
     name: str
     user: str
     started_at: datetime | None
+    ends_at: datetime | None  # by its limit, or when it did
     nodes: str  # as Slurm writes them, in brackets
 
 
@@ -186,11 +188,11 @@ class Wire:
 
     def jobs(self) -> list[JobLine]:
         """All jobs that Slurm knows, also those that ended lately. One short line each: ten thousand take 0.2 s."""
-        lines = self._run("squeue", "-h", "-a", "-t", "all", "-o", "%A|%T|%r|%S|%u|%N|%j").splitlines()
-        found = [line.split("|", 6) for line in lines if line]
+        lines = self._run("squeue", "-h", "-a", "-t", "all", "-o", "%A|%T|%r|%S|%e|%u|%N|%j").splitlines()
+        found = [line.split("|", 7) for line in lines if line]
         return [
-            JobLine(int(id_), state, reason, name, user, _instant(started), nodes)
-            for id_, state, reason, started, user, nodes, name in found
+            JobLine(int(id_), state, reason, name, user, _instant(started), _instant(ends), nodes)
+            for id_, state, reason, started, ends, user, nodes, name in found
             if id_.isdigit()
         ]
 
@@ -245,8 +247,23 @@ class Wire:
     def resume(self, node: str) -> None:
         self._run("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
-    def topology(self) -> str:
-        return self._run("scontrol", "show", "topology", "-o")
+    def topology(self) -> dict[str, tuple[str, str]]:
+        """The leaf switch of each node, and the switch above that; empty without a topology of switches."""
+        done = self._start("scontrol", "show", "topology", "-o")
+        return _switches(done.stdout) if done.returncode == 0 else {}
+
+    def held_gpus(self, slurm_ids: Collection[int]) -> dict[int, list[tuple[str, str]]]:
+        """What running jobs hold on each of their nodes: (node, GRES with indices), by number."""
+        found: dict[int, list[tuple[str, str]]] = {}
+        # Of many jobs at once one long answer is cheaper than an answer each.
+        asked = [[]] if len(slurm_ids) > _MANY else [[str(slurm_id)] for slurm_id in slurm_ids]
+        for words in asked:
+            # Of a job that is gone meanwhile nothing is said.
+            for line in self._start("scontrol", "-d", "-o", "show", "job", *words).stdout.splitlines():
+                number = re.match(r"JobId=(\d+)", line)
+                if number is not None and int(number[1]) in slurm_ids:
+                    found[int(number[1])] = _held(line)
+        return found
 
     def _run(self, *command: str) -> str:
         done = self._start(*command)
@@ -311,6 +328,27 @@ def _last_line(said: str) -> str:
 
 def _instant(seconds: str) -> datetime | None:
     return datetime.fromtimestamp(int(seconds), UTC) if seconds.isdigit() and int(seconds) else None
+
+
+def _switches(listed: str) -> dict[str, tuple[str, str]]:
+    above: dict[str, str] = {}
+    leaf_of: dict[str, str] = {}
+    for line in listed.splitlines():
+        facts = dict(word.partition("=")[::2] for word in line.split())
+        name = facts.get("SwitchName", "")
+        if facts.get("Level") == "0":
+            leaf_of.update({node: name for node in node_names(facts.get("Nodes", ""))})
+        elif facts.get("Level") == "1":
+            above.update({switch: name for switch in node_names(facts.get("Switches", ""))})
+    return {node: (leaf, above.get(leaf, "")) for node, leaf in leaf_of.items()}
+
+
+def _held(line: str) -> list[tuple[str, str]]:
+    return [
+        (node, gres)
+        for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", line)
+        for node in node_names(nodes)
+    ]
 
 
 # Names of nodes and GPUs, as Slurm writes them ----------------------------------------------------------------------
