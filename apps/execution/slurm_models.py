@@ -106,6 +106,8 @@ class SlurmRun(models.Model):
     told_at = models.DateTimeField(null=True, blank=True, help_text="When its processes got the signal.")
     forced_at = models.DateTimeField(null=True, blank=True, help_text="When it was cancelled.")
 
+    missed_at = models.DateTimeField(null=True, blank=True, help_text="When Slurm first did not know it.")
+
     ended_at = models.DateTimeField(null=True, blank=True)
     reason = models.CharField(max_length=20, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)

@@ -25,6 +25,7 @@ from apps.jobs.selectors import ledger_faults
 from apps.jobs.spec import JobRequest
 from apps.jobs.tests.builders import person, team
 from apps.scheduling import services as scheduling
+from apps.scheduling.models import PolicySetting
 from scripts.slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,9 +51,18 @@ class Hall:
             found = Job.objects.get(pk=of.pk)
             return found if found.state in states else None
 
-        found = wait_until(there)
+        try:
+            found = wait_until(there)
+        except AssertionError as error:
+            raise AssertionError(self.told()) from error
         assert found is not None
         return found
+
+    def told(self) -> str:
+        """What everybody knows, for whoever has to find out why a test waited in vain."""
+        rows = [*Job.objects.values_list("id", "state", "end_message", "reason__sentence"), *SlurmRun.objects.values()]
+        in_slurm = self.slurm.run("squeue", "-t", "all") + self.slurm.run("sinfo", "-N", "-o", "%N %T %E")
+        return "\n".join([*map(str, rows), *map(str, Allocation.objects.values()), in_slurm])
 
     def tick_until(self, ask: Callable[[], Any]) -> None:
         def there() -> bool:
@@ -184,6 +194,7 @@ def test_drains_are_seen_on_both_sides_and_taken_back_by_whoever_asked(hall: Hal
 
 
 def test_a_preempted_script_writes_its_checkpoint_and_goes_on_from_it(hall: Hall) -> None:
+    PolicySetting.objects.create(values={"shield_s": 0.0})
     script = (
         "#!/bin/bash\n"
         "at=$(cat $SWITCHYARD_RUN/../at 2>/dev/null || echo 0)\necho begins at $at\n"
@@ -227,6 +238,8 @@ def test_a_controller_that_is_away_changes_nothing(hall: Hall) -> None:
     made = hall.submit("#!/bin/sh\nwhile ! [ -e $SWITCHYARD_RUN/end ]; do sleep 0.1; done\n", devices=1)
     hall.until(made, State.RUNNING)
     attempt = Allocation.objects.get(job=made)
+    began_s = now().timestamp()
+    wait_until(lambda: (hall.slurm.folder / "state" / "job_state").stat().st_mtime > began_s + 1)
     hall.slurm.kill_controller()
     waiting = hall.submit("#!/bin/sh\ntrue\n", devices=1)
 
@@ -245,6 +258,20 @@ def test_a_controller_that_is_away_changes_nothing(hall: Hall) -> None:
 
     assert Allocation.objects.count() == 2
     assert Cluster.objects.get(pk=hall.cluster.pk).last_error == ""
+
+
+def test_a_controller_that_forgets_what_it_began_begins_nothing_twice(hall: Hall) -> None:
+    # It is killed before it wrote down that the job began, and begins it again when it comes back.
+    made = hall.submit("#!/bin/sh\necho $SWITCHYARD_ATTEMPT >> $SWITCHYARD_RUN/../begun\nsleep 2\n", devices=1)
+    hall.until(made, State.RUNNING)
+    hall.slurm.kill_controller()
+    hall.slurm.start_controller()
+
+    hall.until(made, State.SUCCEEDED)
+
+    mark = SlurmConnection.objects.get().mark
+    begun = (hall.slurm.shared / mark / "begun").read_text().split()
+    assert len(begun) == len(set(begun))
 
 
 # The backend alone ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +63,7 @@ from apps.execution.slurm_models import SlurmRun
 
 _LOCK_CLASS: Final = 0x51A2  # first half of an advisory key; the second is the cluster's id
 OUR_DRAIN: Final = "Switchyard:"  # reasons of drains in Slurm that we asked for
+MISSED_FOR: Final = timedelta(seconds=10)  # then a job that Slurm does not know is lost
 ROOMS_KEPT_S: Final = 30.0  # how nodes are built changes seldom
 _FOR_EVER_MINUTES: Final = 365 * 24 * 60
 _log = logging.getLogger(__name__)
@@ -361,22 +362,39 @@ class SlurmBackend:
         details = [one for one in details if one.get("name") == name]
         if any(states.is_live(str(one.get("job_state"))) for one in details):
             return  # it came back between the two looks, or the list was older
+        record = self._record(row.allocation_id)
+        if not details and record is None and not self._is_missed_for_long(row, at):
+            return
         told = states.Told(
-            has_begun=row.started_at is not None,
+            has_begun=row.started_at is not None or self._has_begun(row.allocation_id),
             is_signalled=row.told_at is not None,
             is_cancelled=row.forced_at is not None,
             is_overtime=row.is_overtime,
         )
-        if not details:
-            message = "Slurm has lost all trace of it."
-            reason = EndReason.LOST if row.started_at is not None else EndReason.START_FAILED
-            if row.started_at is None and told.is_cancelled:
-                reason, message = EndReason.NEVER_STARTED, ""
-            self._end(row, states.End(reason, message=message), at)
-            return
-        end = states.end_of(details, told)
-        at_fault = self._down(wire, row) if end.is_node_lost else []
+        end = states.end_of(details, told, record)
+        at_fault = self._down(wire, row) if end.is_node_lost else [end.at_fault] if end.at_fault else []
         self._end(row, end, at, at_fault)
+
+    @staticmethod
+    def _is_missed_for_long(row: SlurmRun, at: datetime) -> bool:
+        """A slurmctld that lost its memory has its nodes end what it does not know; so long they are given for it."""
+        if row.missed_at is None:
+            row.missed_at = at
+            row.save(update_fields=["missed_at"])
+        return at - row.missed_at >= MISSED_FOR
+
+    def _has_begun(self, allocation_id: int) -> bool:
+        """Whether its script began, also if nobody saw it run."""
+        return os.path.lexists(self._folder(allocation_id) / "began")
+
+    def _record(self, allocation_id: int) -> states.Record | None:
+        """What the run's own script wrote down at its end."""
+        try:
+            with open(_open_inside(self._folder(allocation_id), "end")) as file:
+                code, at_s = file.read(100).split()
+            return states.Record(int(code), datetime.fromtimestamp(int(at_s), UTC))
+        except (OSError, ValueError):
+            return None
 
     @staticmethod
     def _down(wire: Wire, row: SlurmRun) -> list[str]:
@@ -631,7 +649,8 @@ def _uses(line: JobLine, held: Sequence[tuple[str, str]], gpus: Mapping[str, Gpu
 
 def is_down(node: NodeLine) -> bool:
     """Whether Slurm has given the node up."""
-    return node.state in ("down", "fail", "failing", "error", "unknown")
+    # Not "unknown": so are all of them for a moment after slurmctld was started.
+    return node.state in ("down", "fail", "error")
 
 
 def _checks(asked: ProbedNode, line: NodeLine | None) -> tuple[NodeCheck, ...]:

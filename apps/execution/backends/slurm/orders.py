@@ -19,6 +19,9 @@ from apps.execution.backends.slurm.wire import Gpus
 
 PREFIX: Final = "sy"
 PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+# How the batch script ends when it starts nothing.
+BEGAN_BEFORE: Final = 86
+NO_FOLDER: Final = 87
 # Slurm looks at limits twice a minute and counts in minutes; ours are kept by the backend, to the second.
 _SPARE_MINUTES: Final = 2
 
@@ -160,6 +163,15 @@ def batch_script(parts: Sequence[_Part], folder: str) -> str:
 # Written by Switchyard.
 run={shlex.quote(folder)}
 export SWITCHYARD_RUN="$run"
+if ! [ -d "$run" ]; then
+    echo "This node does not see the folder $run." >&2
+    exit {NO_FOLDER}
+fi
+# A Slurm that was killed may begin a job again that it began just before: then this is not the first time.
+if ! mkdir "$run/began" 2>/dev/null; then
+    if read -r code _ 2>/dev/null <"$run/end"; then exit "$code"; fi
+    exit {BEGAN_BEFORE}
+fi
 # --overlap: what a script starts by srun itself finds its devices free.
 srun --kill-on-bad-exit=1 --overlap {" : ".join(asks)}
 code=$?
@@ -167,6 +179,7 @@ if read -r rank said 2>/dev/null <"$run/first_failed"; then
     echo "Replica $rank ended with exit code $said." >&2
     code=$said
 fi
+echo "$code $(date +%s)" >"$run/end.new" && mv "$run/end.new" "$run/end"
 exit "$code"
 """
 

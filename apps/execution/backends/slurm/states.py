@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from apps.execution.backends.base import EndReason
+from apps.execution.backends.slurm.orders import BEGAN_BEFORE, NO_FOLDER
 
 WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 STARTING: Final = frozenset({"CONFIGURING"})
@@ -30,6 +31,7 @@ class End:
     exit_code: int | None = None
     message: str = ""
     is_node_lost: bool = False  # a node of it went away
+    at_fault: str = ""  # the node whose fault it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,22 @@ class Told:
     is_overtime: bool  # because its time was up
 
 
-def end_of(details: Sequence[Mapping[str, Any]], told: Told) -> End:
-    """How a job ended, from all that Slurm knows of it; of a heterogeneous job all components."""
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the batch script wrote down when it was done."""
+
+    exit_code: int
+    at: datetime
+
+
+def end_of(details: Sequence[Mapping[str, Any]], told: Told, record: Record | None = None) -> End:
+    """How a job ended, from all that Slurm knows of it; of a heterogeneous job all components.
+
+    Args:
+        record: Its own word; Slurm's counts more where both tell of one end.
+    """
+    if not details:
+        return _unknown_to_slurm(told, record)
     leader = details[0]
     # What failed says more than what was ended because of it.
     by_weight = sorted(details, key=lambda one: _WEIGHT.get(str(one.get("job_state")), 0))
@@ -51,12 +67,19 @@ def end_of(details: Sequence[Mapping[str, Any]], told: Told) -> End:
     state = str(one.get("job_state"))
     at, started_at = _instant(one.get("end_time")), _started(leader, told)
     has_begun = started_at is not None
+    if record is None and state == "FAILED" and exit_code_of(one) == BEGAN_BEFORE:
+        return End(EndReason.LOST, at, started_at, message="Slurm lost it, and began it a second time.")
+    if record is None and state == "FAILED" and exit_code_of(one) == NO_FOLDER:
+        host = str(one.get("batch_host") or "")
+        return End(EndReason.START_FAILED, at, message=f"{host} does not see the shared folder.", at_fault=host)
     if state in _LOST:
         said = "Slurm gave its nodes to another job." if state == "PREEMPTED" else "Slurm lost a node of it."
         return End(EndReason.LOST, at, started_at, message=said, is_node_lost=state != "PREEMPTED")
     code = exit_code_of(one)
     if (told.is_overtime and (told.is_signalled or told.is_cancelled)) or state in ("TIMEOUT", "DEADLINE"):
         return End(EndReason.TIME_LIMIT, at, started_at, code or 143)
+    if record is not None and state == "CANCELLED" and not (told.is_signalled or told.is_cancelled):
+        return End(EndReason.EXITED, record.at, started_at or record.at, record.exit_code)
     if not has_begun:
         if told.is_cancelled or told.is_signalled:
             return End(EndReason.NEVER_STARTED, at)
@@ -73,6 +96,19 @@ def end_of(details: Sequence[Mapping[str, Any]], told: Told) -> End:
                 EndReason.EXITED, at, started_at, code or 137, "It used more memory than its nodes gave."
             )
     return End(EndReason.EXITED, at, started_at, code or 1, "" if code else f"Slurm says {_said(one)}.")
+
+
+def _unknown_to_slurm(told: Told, record: Record | None) -> End:
+    if record is not None:
+        reason = EndReason.EXITED
+        if told.is_signalled or told.is_cancelled:
+            reason = EndReason.TIME_LIMIT if told.is_overtime else EndReason.STOPPED
+        return End(reason, record.at, exit_code=record.exit_code)
+    if told.has_begun:
+        return End(EndReason.LOST, message="Slurm has lost all trace of it.")
+    if told.is_cancelled:
+        return End(EndReason.NEVER_STARTED)
+    return End(EndReason.START_FAILED, message="Slurm has lost all trace of it.")
 
 
 _WEIGHT: Final = {
