@@ -10,16 +10,19 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # The checks run as a site in production would.
 PRODUCTION := SECRET_KEY=made-for-the-check-only-0123456789-abcdefghijklmnopqrstuvwxyz ALLOWED_HOSTS=switchyard.example
 
-.PHONY: help up test check fuzz format lock clean
+.PHONY: help up test slurm-demo check fuzz format lock clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
 
 up: .venv/run.stamp ## run everything at http://127.0.0.1:8000 until Ctrl-C (PORT=8123 for another port)
 	@exec $(PY) -m scheduler_site.up --port $(PORT)
 
 test: .venv/dev.stamp ## the whole test suite on a throw-away PostgreSQL (ARGS="-k word" to choose)
 	$(PY) -m pytest -n auto $(ARGS)
+
+slurm-demo: .venv/run.stamp ## a real Slurm of 8 nodes, connected, and a gang on it (root; ARGS=--once ends after that)
+	@exec $(PY) -m scripts.slurm_demo --port $(PORT) $(ARGS)
 
 check: .venv/dev.stamp ## format, lint, types, import contracts, migrations, deployment settings
 	$(PY) -m ruff format --check .

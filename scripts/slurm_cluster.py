@@ -65,6 +65,7 @@ class SlurmCluster:
         self.shared = self.folder / "shared"
         self._port = _free_ports(len(self.nodes) + 2)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._was_killed = False
 
     @property
     def rest_url(self) -> str:
@@ -134,6 +135,11 @@ class SlurmCluster:
 
     def mend(self) -> None:
         """End all jobs, and start again what was killed."""
+        if self._was_killed:
+            # Nodes may run what a controller that lost its memory does not know, and be drained for it later.
+            for node in self.nodes:
+                self.kill_node(node)
+            self._was_killed = False
         self.start_controller()
         self.start_rest()
         for node in self.nodes:
@@ -156,6 +162,7 @@ class SlurmCluster:
 
     def kill_controller(self) -> None:
         """slurmctld is gone at once, as if its machine had failed; jobs go on."""
+        self._was_killed = True
         self._running["slurmctld"].kill()
         self._running["slurmctld"].wait()
 

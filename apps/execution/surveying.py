@@ -17,9 +17,18 @@ from apps.execution import probing
 from apps.execution.backends.base import Backend, Survey, SurveyedNode, Surveying
 from apps.inventory import outside
 from apps.inventory import services as inventory
-from apps.inventory.models import AcceleratorType, Cluster, Domain, DomainKind, Health, HealthBy, Node, OutsideUse
+from apps.inventory.models import (
+    AcceleratorType,
+    Cluster,
+    Domain,
+    DomainKind,
+    Health,
+    HealthBy,
+    Node,
+    OutsideUse,
+)
 from apps.jobs import services as jobs
-from apps.jobs.models import Allocation, Desired, DeviceClaim, Observed
+from apps.jobs.models import Desired, DeviceClaim, Observed
 
 SURVEY_EVERY_S: Final = 2.0
 DRAINED_THERE: Final = "Drained in its cluster:"  # how the reason of such a drain begins here
@@ -66,7 +75,7 @@ def take_survey(cluster: Cluster, backend: Surveying, survey: Survey, *, at: dat
 
 
 def give_way(cluster: Cluster, *, at: datetime) -> list[int]:
-    """Have runs that cannot begin, because somebody else holds their devices, go elsewhere; return their allocations."""
+    """Have runs that cannot begin where somebody else holds their devices go elsewhere; return their allocations."""
     if not OutsideUse.objects.filter(node__cluster=cluster).exists():
         return []
     taken = OutsideUse.objects.filter(
@@ -137,7 +146,12 @@ _UNKNOWN: Final = (16.0, 300.0)
 
 
 def take_facility(
-    cluster: Cluster, survey: Survey, *, at: datetime, accelerator: str = "", known_as: Mapping[str, str] | None = None
+    cluster: Cluster,
+    survey: Survey,
+    *,
+    at: datetime,
+    accelerator: str = "",
+    known_as: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Take the nodes of a cluster into the facility, those that are not in it yet; return what was passed over.
 
@@ -194,9 +208,7 @@ class _Domains:
         above = self._get(spine, DomainKind.SPINE, None) if spine else None
         return self._get(leaf, DomainKind.LEAF, above)
 
-    def _get(
-        self, name: str, kind: DomainKind, parent: Domain | None
-    ) -> Domain:
+    def _get(self, name: str, kind: DomainKind, parent: Domain | None) -> Domain:
         # Switches of two clusters may be called the same.
         full = f"{self._cluster.name}/{name}"[:120]
         found = Domain.objects.filter(name=full).first()

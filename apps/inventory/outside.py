@@ -30,7 +30,8 @@ def take_uses(*, cluster_id: int, uses: Sequence[Use], at: datetime) -> bool:
     The same seen again changes nothing, and costs one query.
     """
     known = {
-        (row.node_id, row.key): row for row in OutsideUse.objects.filter(node__cluster=cluster_id).order_by("id")
+        (row.node_id, row.key): row
+        for row in OutsideUse.objects.filter(node__cluster=cluster_id).order_by("id")
     }
     seen = {(use.node_id, use.key): use for use in uses}
     gone = [row for key, row in known.items() if key not in seen]
@@ -90,11 +91,15 @@ def _write(
 def _some(use: Use) -> list[int]:
     """Which devices stand for a number of them: free ones, from the end."""
     free = list(
-        Device.objects.filter(node=use.node_id, claimed_share=0).order_by("-index").values_list("index", flat=True)
+        Device.objects.filter(node=use.node_id, claimed_share=0)
+        .order_by("-index")
+        .values_list("index", flat=True)
     )
     others: set[int] = set()
     for indices in (
-        OutsideUse.objects.filter(node=use.node_id).exclude(key=use.key).values_list("device_indices", flat=True)
+        OutsideUse.objects.filter(node=use.node_id)
+        .exclude(key=use.key)
+        .values_list("device_indices", flat=True)
     ):
         others.update(indices)
     ranked = [index for index in free if index not in others]

@@ -60,7 +60,10 @@ class Hall:
 
     def told(self) -> str:
         """What everybody knows, for whoever has to find out why a test waited in vain."""
-        rows = [*Job.objects.values_list("id", "state", "end_message", "reason__sentence"), *SlurmRun.objects.values()]
+        rows = [
+            *Job.objects.values_list("id", "state", "end_message", "reason__sentence"),
+            *SlurmRun.objects.values(),
+        ]
         in_slurm = self.slurm.run("squeue", "-t", "all") + self.slurm.run("sinfo", "-N", "-o", "%N %T %E")
         return "\n".join([*map(str, rows), *map(str, Allocation.objects.values()), in_slurm])
 
@@ -185,7 +188,9 @@ def test_drains_are_seen_on_both_sides_and_taken_back_by_whoever_asked(hall: Hal
 
     hall.slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=fan")
     inventory.drain_node(node_id=Node.objects.get(name="n3").pk, actor=None, at=now(), reason="cables")
-    hall.tick_until(lambda: Node.objects.get(name="n2").health == Health.DRAINED and in_slurm("n3") == "drained")
+    hall.tick_until(
+        lambda: Node.objects.get(name="n2").health == Health.DRAINED and in_slurm("n3") == "drained"
+    )
     assert "fan" in Node.objects.get(name="n2").health_reason
 
     hall.slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
@@ -262,7 +267,9 @@ def test_a_controller_that_is_away_changes_nothing(hall: Hall) -> None:
 
 def test_a_controller_that_forgets_what_it_began_begins_nothing_twice(hall: Hall) -> None:
     # It is killed before it wrote down that the job began, and begins it again when it comes back.
-    made = hall.submit("#!/bin/sh\necho $SWITCHYARD_ATTEMPT >> $SWITCHYARD_RUN/../begun\nsleep 2\n", devices=1)
+    made = hall.submit(
+        "#!/bin/sh\necho $SWITCHYARD_ATTEMPT >> $SWITCHYARD_RUN/../begun\nsleep 2\n", devices=1
+    )
     hall.until(made, State.RUNNING)
     hall.slurm.kill_controller()
     hall.slurm.start_controller()
@@ -391,7 +398,9 @@ def test_a_time_limit_is_kept_to_the_second_although_slurm_counts_minutes(backen
 def test_what_ended_by_itself_before_the_signal_has_ended_by_itself(backend: SlurmBackend) -> None:
     backend.launch([shell("exit 4")], at=now())
     wait_for(backend, RunState.RUNNING)
-    wait_until(lambda: SlurmRun.objects.get().ended_at or backend.list_seen(at=now())[0].state == RunState.ENDED)
+    wait_until(
+        lambda: SlurmRun.objects.get().ended_at or backend.list_seen(at=now())[0].state == RunState.ENDED
+    )
     backend.stop([stop()], at=now())
 
     found = wait_for(backend, RunState.ENDED)
@@ -420,7 +429,9 @@ def test_a_script_of_its_own_starts_steps_on_the_devices_of_its_job(backend: Slu
 
 
 def test_the_log_of_a_run_is_no_way_to_other_files(backend: SlurmBackend, slurm: SlurmCluster) -> None:
-    backend.launch([shell('rm "$SWITCHYARD_RUN/stdout.0"; ln -s /etc/passwd "$SWITCHYARD_RUN/stdout.0"')], at=now())
+    backend.launch(
+        [shell('rm "$SWITCHYARD_RUN/stdout.0"; ln -s /etc/passwd "$SWITCHYARD_RUN/stdout.0"')], at=now()
+    )
     wait_for(backend, RunState.ENDED)
 
     with pytest.raises(OutsideError):
@@ -440,7 +451,9 @@ def test_the_credential_is_kept_sealed(slurm: SlurmCluster) -> None:
 def test_a_wrong_key_is_no_finding_about_what_runs(slurm: SlurmCluster) -> None:
     from apps.execution.slurm_models import seal
 
-    backend = backend_of(connected(slurm, sealed_secret=seal("d3JvbmcgYW5kIHdyb25nIGFuZCB3cm9uZyBhbmQgd3Jvbmc=")))
+    backend = backend_of(
+        connected(slurm, sealed_secret=seal("d3JvbmcgYW5kIHdyb25nIGFuZCB3cm9uZyBhbmQgd3Jvbmc="))
+    )
 
     with pytest.raises(OutsideError):
         backend.launch([shell("true")], at=now())

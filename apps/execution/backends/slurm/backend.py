@@ -202,7 +202,8 @@ class SlurmBackend:
         n_parts: dict[int, int] = {}
         for line in wire.jobs():
             name = writing.name_of(line.name, self._place.mark)
-            if name is not None and line.state == "PENDING" and line.reason in states.HELD:
+            # Whether it is held Slurm says a moment later; but without a number written down nobody let it go.
+            if name is not None and line.state == "PENDING":
                 found[name.allocation_id].append(line.id)
         for allocation_id, ids in found.items():
             detail = wire.job(min(ids)) or {}
@@ -565,7 +566,7 @@ class SlurmBackend:
         """Find out what jobs of others hold; what a running job holds is asked once."""
         known = {line.id: built.held[line.id] for line in foreign if built.held.get(line.id)}
         missing = {line.id for line in foreign if line.id not in known}
-        built.held = known | dict.fromkeys(missing, []) | (wire.held_gpus(missing) if missing else {})
+        built.held = known | {key: [] for key in missing} | (wire.held_gpus(missing) if missing else {})
 
     @staticmethod
     def _surveyed(node: NodeLine, gpus: Gpus, built: "_Built") -> SurveyedNode:

@@ -71,7 +71,9 @@ def end_of(details: Sequence[Mapping[str, Any]], told: Told, record: Record | No
         return End(EndReason.LOST, at, started_at, message="Slurm lost it, and began it a second time.")
     if record is None and state == "FAILED" and exit_code_of(one) == NO_FOLDER:
         host = str(one.get("batch_host") or "")
-        return End(EndReason.START_FAILED, at, message=f"{host} does not see the shared folder.", at_fault=host)
+        return End(
+            EndReason.START_FAILED, at, message=f"{host} does not see the shared folder.", at_fault=host
+        )
     if state in _LOST:
         said = "Slurm gave its nodes to another job." if state == "PREEMPTED" else "Slurm lost a node of it."
         return End(EndReason.LOST, at, started_at, message=said, is_node_lost=state != "PREEMPTED")

@@ -247,6 +247,9 @@ class Wire:
     def resume(self, node: str) -> None:
         self._run("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
+    def partitions(self) -> list[str]:
+        return sorted(set(self._run("sinfo", "-h", "-a", "-o", "%R").split()))
+
     def topology(self) -> dict[str, tuple[str, str]]:
         """The leaf switch of each node, and the switch above that; empty without a topology of switches."""
         done = self._start("scontrol", "show", "topology", "-o")
@@ -337,9 +340,9 @@ def _switches(listed: str) -> dict[str, tuple[str, str]]:
         facts = dict(word.partition("=")[::2] for word in line.split())
         name = facts.get("SwitchName", "")
         if facts.get("Level") == "0":
-            leaf_of.update({node: name for node in node_names(facts.get("Nodes", ""))})
+            leaf_of.update(dict.fromkeys(node_names(facts.get("Nodes", "")), name))
         elif facts.get("Level") == "1":
-            above.update({switch: name for switch in node_names(facts.get("Switches", ""))})
+            above.update(dict.fromkeys(node_names(facts.get("Switches", "")), name))
     return {node: (leaf, above.get(leaf, "")) for node, leaf in leaf_of.items()}
 
 
