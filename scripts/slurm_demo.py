@@ -94,7 +94,7 @@ class _Demo:
         command = [
             sys.executable, "manage.py", "slurm", "connect", CLUSTER, "--url", slurm.rest_url, "--user", "root",
             "--key-file", str(slurm.folder / "etc" / "jwt.key"), "--shared-dir", str(slurm.shared),
-            "--slurm-conf", str(slurm.conf), "--accelerator", "H100",
+            "--slurm-conf", str(slurm.conf), "--accelerator", "H100-SXM",
         ]  # fmt: skip
         if any(one["name"] == CLUSTER for one in self._ask("GET", "/clusters")["items"]):
             command[3] = "change"  # another day it listens at another port

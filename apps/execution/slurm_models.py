@@ -106,6 +106,11 @@ class SlurmRun(models.Model):
     told_at = models.DateTimeField(null=True, blank=True, help_text="When its processes got the signal.")
     forced_at = models.DateTimeField(null=True, blank=True, help_text="When it was cancelled.")
 
+    # Only written down: no agent of ours sits beside the devices of a Slurm.
+    cap_share = models.FloatField(null=True, blank=True, help_text="Empty: it was never sent a cap.")
+    cap_fence = models.PositiveBigIntegerField(default=0)
+    cap_until_at = models.DateTimeField(null=True, blank=True)
+    cap_back_share = models.FloatField(default=1.0)
     missed_at = models.DateTimeField(null=True, blank=True, help_text="When Slurm first did not know it.")
 
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -125,6 +130,11 @@ class SlurmRun(models.Model):
             models.CheckConstraint(
                 condition=Q(is_forgotten=False) | Q(ended_at__isnull=False),
                 name="slurm_run_ends_before_it_is_forgotten",
+            ),
+            models.CheckConstraint(
+                condition=(Q(cap_share=None) | Q(cap_share__gt=0, cap_share__lte=1))
+                & Q(cap_back_share__gt=0, cap_back_share__lte=1),
+                name="slurm_cap_is_a_share",
             ),
             models.CheckConstraint(
                 condition=Q(stop_asked_at=None, force_at=None)

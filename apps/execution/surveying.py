@@ -139,8 +139,8 @@ def _settle_losses(
 # What is known of accelerators by the names that clusters give them: GiB and watts of TDP, by the makers' data sheets.
 KNOWN: Final[Mapping[str, tuple[float, float]]] = {
     "v100": (32, 300), "a100": (80, 400), "a30": (24, 165), "a40": (48, 300), "l4": (24, 72), "l40s": (48, 350),
-    "h100": (80, 700), "h200": (141, 700), "b200": (180, 1000), "t4": (16, 70), "mi250x": (128, 560),
-    "mi300x": (192, 750),
+    "h100": (80, 700), "h100-sxm": (80, 700), "h200": (141, 700),
+    "b200": (180, 1000), "t4": (16, 70), "mi250x": (128, 560), "mi300x": (192, 750),
 }  # fmt: skip
 _UNKNOWN: Final = (16.0, 300.0)
 

@@ -1,14 +1,15 @@
 """The planner, the ledger and a real Slurm together."""
 
+import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from apps.core.errors import OutsideError
+from apps.core.errors import InvalidInput, OutsideError
+from apps.execution import connections, surveying
 from apps.execution import services as execution
-from apps.execution import surveying
 from apps.execution.backends.base import EndReason, Order, Replica, RunState
 from apps.execution.backends.choice import backend_of
 from apps.execution.backends.slurm import wire as wires
@@ -281,6 +282,49 @@ def test_a_controller_that_forgets_what_it_began_begins_nothing_twice(hall: Hall
     assert len(begun) == len(set(begun))
 
 
+def draft(slurm: SlurmCluster, **more: Any) -> connections.SlurmDraft:
+    given = {
+        "rest_url": slurm.rest_url,
+        "user_name": "root",
+        "secret": base64.b64encode(slurm.jwt_key).decode(),
+        "shared_dir": str(slurm.shared),
+        "slurm_conf": str(slurm.conf),
+    }
+    return connections.SlurmDraft(**{**given, **more})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"rest_url": "http://127.0.0.1:9"}, OutsideError),
+        ({"secret": base64.b64encode(b"w" * 32).decode()}, OutsideError),
+        ({"secret": "not base64"}, InvalidInput),
+        ({"partition": "nowhere"}, InvalidInput),
+        ({"shared_dir": "/proc"}, InvalidInput),
+    ],
+)
+def test_nothing_is_saved_of_a_connection_that_does_not_work(
+    slurm: SlurmCluster, wrong: dict[str, str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        connections.connect_slurm(name="theirs", draft=draft(slurm, **wrong), actor=None, at=now())
+
+    assert not Cluster.objects.exists()
+
+
+def test_a_connection_that_works_is_saved_with_its_nodes_and_can_be_changed(slurm: SlurmCluster) -> None:
+    done = connections.connect_slurm(name="theirs", draft=draft(slurm), actor=None, at=now())
+    mark = SlurmConnection.objects.get().mark
+
+    assert (done.n_nodes, done.notes) == (8, ())
+    assert done.version.startswith("22.05")
+    again = connections.change_slurm(
+        cluster=done.cluster, draft=draft(slurm, partition="main"), actor=None, at=now()
+    )
+    assert again.n_nodes == 0
+    assert (SlurmConnection.objects.get().mark, SlurmConnection.objects.get().partition) == (mark, "main")
+
+
 # The backend alone ------------------------------------------------------------------------------------------------
 
 
@@ -439,8 +483,6 @@ def test_the_log_of_a_run_is_no_way_to_other_files(backend: SlurmBackend, slurm:
 
 
 def test_the_credential_is_kept_sealed(slurm: SlurmCluster) -> None:
-    import base64
-
     connected(slurm)
     stored = SlurmConnection.objects.get()
 

@@ -10,6 +10,7 @@ from django.db import connection
 
 from apps.events.models import Event
 from apps.events.services import record
+from apps.inventory import outside
 from apps.inventory.models import Backend, Domain, Health
 from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
@@ -413,3 +414,35 @@ def test_an_array_fills_up_as_its_jobs_end():
             end(allocation, "succeeded", at=later(seconds + 5))
 
     assert n_running == [2, 2, 1, 0, 0, 0]
+
+
+def test_a_device_that_somebody_else_holds_is_given_to_nobody_before_it_is_free():
+    here, ours = fleet(1, 2), team()
+    me = person(ours)
+    use = outside.Use(node_id=here.nodes[0].pk, key="17", device_indices=(0,), until_at=later(60))
+    outside.take_uses(cluster_id=here.cluster.pk, uses=[use], at=NOON)
+    small, wide = job(ours, me, devices=1, time_limit=30.0), job(ours, me, devices=2, time_limit=30.0)
+    services.run_pass(at=NOON)
+
+    assert DeviceClaim.objects.get(placement__allocation__job=small).device.index == 1
+    assert Reason.objects.get(job=wide).expected_start_at == later(60)
+    assert Pass.objects.filter(is_refused=True).count() == 0
+
+    end(Allocation.objects.get(job=small), "succeeded", at=later(30))
+    outside.take_uses(cluster_id=here.cluster.pk, uses=[], at=later(40))
+    services.run_pass(at=later(40))
+    assert Job.objects.get(pk=wide.pk).state == State.STARTING
+
+
+def test_a_start_on_a_device_that_somebody_took_meanwhile_is_dropped():
+    here, ours = fleet(1, 2), team()
+    made = job(ours, person(ours), devices=1)
+    use = outside.Use(node_id=here.nodes[0].pk, key="17", device_indices=(0,))
+    outside.take_uses(cluster_id=here.cluster.pk, uses=[use], at=NOON)
+    decision = jobs.Decision(
+        job_id=made.pk, cluster_id=here.cluster.pk, placements=(grant(here.nodes[0], (0,)),)
+    )
+
+    outcomes = jobs.allocate_many(decisions=[decision], pass_id=None, at=NOON)
+
+    assert [why for _, why in outcomes.stale] == [f"device 0 of {here.nodes[0].name} is held outside"]

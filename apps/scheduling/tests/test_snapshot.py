@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from apps.inventory import outside
 from apps.inventory.models import Backend, Cluster, Domain, Health
 from apps.jobs import services as jobs
 from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, start, team
@@ -218,3 +219,37 @@ def test_a_data_set_is_where_it_lies_and_comes_elsewhere_by_the_slowest_way_ther
     assert (found.id, found.at, seen.staging_gib_per_s) == (made.pk, {position["far"]}, 2.0)
     # To where nothing stands it comes at no time; to the near store it is not on its way.
     assert found.arrives_s == {position["away"]: inf}
+
+
+def outside_use(here, node: int, *indices: int, until: float | None = None) -> None:
+    use = outside.Use(
+        node_id=here.nodes[node].pk,
+        key="17",
+        device_indices=indices,
+        since_at=NOON,
+        until_at=None if until is None else later(until),
+    )
+    outside.take_uses(cluster_id=here.cluster.pk, uses=[use], at=NOON)
+
+
+def test_devices_that_somebody_else_holds_are_held_until_the_end_of_that_work():
+    here, ours = fleet(2, 4), team()
+    job(ours, person(ours), devices=4)
+    take()
+    outside_use(here, 0, 1, 3, until=60)
+
+    (held,) = take(1).running
+
+    assert [(share.node, share.devices) for share in held.placing] == [(0, (1, 3))]
+    assert held.ends_s == snapshot.seconds(later(60))
+    assert not held.gang.preemptible
+
+
+def test_what_the_ledger_has_given_away_too_is_not_held_twice():
+    here, ours = fleet(1, 4), team()
+    start(job(ours, person(ours)), here, grant(here.nodes[0], (1,)))
+    outside_use(here, 0, 1, 3)
+
+    devices = [share.devices for running in take().running for share in running.placing]
+
+    assert sorted(devices) == [(1,), (3,)]
