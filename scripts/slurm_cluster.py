@@ -160,6 +160,12 @@ class SlurmCluster:
             self._start("slurmctld", "-D", "-f", str(self.conf))
         _wait_until("slurmctld", lambda: "UP" in self.run("scontrol", "ping", check=False))
 
+    def restart_controller(self) -> None:
+        """slurmctld ends in peace, with all that it knows on the disk, and is started again."""
+        self._running["slurmctld"].terminate()
+        self._running["slurmctld"].wait()
+        self.start_controller()
+
     def kill_controller(self) -> None:
         """slurmctld is gone at once, as if its machine had failed; jobs go on."""
         self._was_killed = True
