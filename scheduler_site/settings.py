@@ -244,7 +244,8 @@ SWITCHYARD_KEPT_DUMPS = environment.count("KEPT_DUMPS", 0)
 
 # --- Power -----------------------------------------------------------------------------------------------------------
 
-SWITCHYARD_QOS_WINDOW_S = environment.count("QOS_WINDOW_S", 0)  # of the ledger of losses; 0: each event by itself
+# Of the ledger of losses; 0: each event by itself.
+SWITCHYARD_QOS_WINDOW_S = environment.count("QOS_WINDOW_S", 0)
 SWITCHYARD_CURRENCY = os.environ.get("CURRENCY", "USD")  # ISO 4217, of prices and penalties of programmes
 
 # --- Notices ---------------------------------------------------------------------------------------------------------

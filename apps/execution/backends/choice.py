@@ -7,8 +7,8 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connection
 
-from apps.core.sealing import Unreadable
 from apps.core.errors import OutsideError
+from apps.core.sealing import Unreadable
 from apps.execution.backends.base import Backend
 from apps.execution.backends.local import DEFAULT_LOG_LIMIT_BYTES, LocalBackend
 from apps.execution.backends.simulated import SimulatedBackend
