@@ -193,6 +193,7 @@ class Explainer:
             gang.datasets,
             walk.strictly_behind is gang,
             walk.calendar.yields(gang),
+            gang.tier,  # how little power it may start with
         )
         if key not in self._known:
             blocked_by, together = (
@@ -250,7 +251,7 @@ class Explainer:
         if gang.shape.reservation == NONE:
             walk = self.walk
             gang = walk.least(gang)
-            key = (id(gang.shape), gang.limit_s, gang.work_s, walk.tree.account(gang), gang.datasets)
+            key = (id(gang.shape), gang.limit_s, gang.work_s, walk.tree.account(gang), gang.datasets, gang.tier)
             also = self._also.get(key)
             if also is None:
                 found, _ = self._blocked_by(gang)
@@ -305,7 +306,8 @@ class Explainer:
                 continue
             # What lasts longer meets more promises: what fits does so for less, what does not will not for more.
             n_pinches, met = window
-            key = (walk.needs_of(gang.shape), kind, met, gang.datasets, left_out, walk.calendar.yields(gang))
+            gives = (walk.calendar.yields(gang), gang.tier)
+            key = (walk.needs_of(gang.shape), kind, met, gang.datasets, left_out, gives)
             fits_to, fails_from = self._fits.get(key, (-inf, inf))
             if fits_to < n_pinches < fails_from:
                 if self._has_place(gang, kind, placing_rules, by_all_rules=not without):
