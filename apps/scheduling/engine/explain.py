@@ -86,6 +86,11 @@ def _rules_without(left_out: frozenset[str]) -> tuple[Rules, Rules, frozenset[st
     return rules, replace(rules, quota=False, member_limit=False), left_out - _QUOTA
 
 
+def _is_own(code: str, facts: Mapping[str, Any]) -> bool:
+    """Whether the sentence tells how long the job may run, so that none who may run longer or shorter shares it."""
+    return code == "reservation" or (code == "power" and "falls_s" in facts)
+
+
 class Explainer:
     """Answers for one pass; jobs of one shape, team and length share the answer.
 
@@ -145,6 +150,7 @@ class Explainer:
                 family = families.get(alike)
                 if family is None:
                     family = families[alike] = (id(gang.shape), gang.datasets, walk.calendar.allowed(gang))
+            family = (family, walk.calendar.yields(gang), gang.tier)
             said = known.get((family, n), self)
             if said is None:
                 yield self._why(gang, rank, expected)
@@ -152,8 +158,7 @@ class Explainer:
                 yield Wait(gang.id, said.code, said.sentence, said.blocked_by, said.facts, rank, expected)
             else:
                 wait = self._why(gang, rank, expected)
-                # Of a reservation in its way each is told how long it would have to be.
-                known[family, n] = None if wait.code == "reservation" else wait
+                known[family, n] = None if _is_own(wait.code, wait.facts) else wait
                 yield wait
 
     def why(self, gang: Gang, rank: int, expected_s: float | None) -> Wait:
@@ -212,6 +217,9 @@ class Explainer:
         elif code == "reservation":
             sentence, own = self._say_reservation(gang)  # so is the limit with which it runs into one
             facts = {**facts, **own}
+        elif _is_own(code, facts):
+            sentence, own = self._words(gang, code)
+            facts = {**facts, **own}
         return Wait(gang.id, code, sentence, blocked_by, facts, rank, expected_s)
 
     def _is_at_quota(self, gang: Gang, n: int) -> bool:
@@ -251,7 +259,14 @@ class Explainer:
         if gang.shape.reservation == NONE:
             walk = self.walk
             gang = walk.least(gang)
-            key = (id(gang.shape), gang.limit_s, gang.work_s, walk.tree.account(gang), gang.datasets, gang.tier)
+            key = (
+                id(gang.shape),
+                gang.limit_s,
+                gang.work_s,
+                walk.tree.account(gang),
+                gang.datasets,
+                gang.tier,
+            )
             also = self._also.get(key)
             if also is None:
                 found, _ = self._blocked_by(gang)

@@ -41,7 +41,9 @@ def without(scene: Snapshot, gang: Gang, rules: tuple[str, ...]) -> tuple[Snapsh
         scene = replace(scene, members=())
     if "power" in rules:
         domains = tuple(replace(domain, limit_w=inf) for domain in scene.facility.domains)
-        scene = replace(scene, facility=replace(scene.facility, domains=domains))
+        # What limits come to is the same rule.
+        facility = replace(scene.facility, domains=domains)
+        scene = replace(scene, facility=facility, limit_changes=(), cap_changes=())
     if "unhealthy" in rules:
         scene = replace(scene, is_usable=np.ones_like(scene.is_usable))
     if "unhealthy" in rules or "resources" in rules:
