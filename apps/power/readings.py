@@ -26,6 +26,7 @@ class DomainRow:
     limit_w: float | None  # what holds whatever the hour
     meter: Meter
     max_age_s: float
+    has_envelope: bool = False
 
     @property
     def it_limit_w(self) -> float | None:
@@ -37,7 +38,8 @@ def domain_rows() -> list[DomainRow]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT domain.id, domain.name, domain.kind, domain.parent_id, power.steady_w,"
-            " coalesce(power.overhead_fixed_w, 0), coalesce(power.overhead_k, 1), coalesce(power.max_age_s, %s)"
+            " coalesce(power.overhead_fixed_w, 0), coalesce(power.overhead_k, 1), coalesce(power.max_age_s, %s),"
+            " EXISTS (SELECT 1 FROM power_envelopestep step WHERE step.limit_id = power.id)"
             " FROM inventory_domain domain LEFT JOIN power_powerlimit power ON power.domain_id = domain.id"
             " WHERE domain.kind = ANY(%s) ORDER BY domain.name",
             [USUAL_MAX_AGE_S, [kind.value for kind in POWER_KINDS]],
@@ -53,8 +55,9 @@ def domain_rows() -> list[DomainRow]:
             limit_w=limit_w,
             meter=Meter(fixed_w, k) if kind == DomainKind.FACILITY else Meter(),
             max_age_s=max_age_s,
+            has_envelope=has_envelope,
         )
-        for domain_id, name, kind, parent_id, limit_w, fixed_w, k, max_age_s in rows
+        for domain_id, name, kind, parent_id, limit_w, fixed_w, k, max_age_s, has_envelope in rows
     ]
 
 

@@ -185,7 +185,7 @@ class PowerTree:
 
 
 def power_tree(at: datetime, *, event_limits_w: Mapping[int, float] | None = None) -> PowerTree:
-    """The tree with its loads; five queries, and one more where meters are silent.
+    """The tree with its loads; four queries, one more where there are envelopes, and where meters are silent.
 
     Args:
         event_limits_w: By domain id, the IT load that events leave it now.
@@ -196,7 +196,7 @@ def power_tree(at: datetime, *, event_limits_w: Mapping[int, float] | None = Non
     max_age_s = {source.name: source.max_age_s for source in sources}
     position = {row.id: index for index, row in enumerate(rows)}
     event_w = event_limits_w or {}
-    envelope_w = envelope_limits_w(at)
+    envelope_w = envelope_limits_w(at) if any(row.has_envelope for row in rows) else {}
     limits = [_tightest(row.it_limit_w, event_w.get(row.id), envelope_w.get(row.id)) for row in rows]
     domains = [
         Domain(

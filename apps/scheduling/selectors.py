@@ -10,6 +10,7 @@ from django.db import connection
 from django.db.models import Avg, QuerySet
 from django.db.models.functions import TruncHour
 
+from apps.inventory.selectors import HealthCount
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job
 from apps.jobs.spec import SHARE_STEPS
@@ -119,19 +120,46 @@ class TypeUse:
         return self.claimed / self.n_capacity if self.n_capacity else 0.0
 
 
-def use_now() -> tuple[TypeUse, ...]:
-    """Devices by type, real and simulated apart."""
+@dataclass(frozen=True, slots=True)
+class UseNow:
+    """What there is now: devices by type, and nodes by health; one query for both."""
+
+    by_type: tuple[TypeUse, ...]
+    by_health: Mapping[str, HealthCount]
+
+
+def use_and_health() -> UseNow:
+    """Devices by type, real and simulated apart; nodes and devices by state of health."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT kind.name, cluster.backend = 'simulated', count(*),"
-            " count(*) FILTER (WHERE node.health <> 'healthy' AND device.claimed_share = 0),"
-            " sum(device.claimed_share)::float8"
-            " FROM inventory_device device JOIN inventory_node node ON node.id = device.node_id"
-            " JOIN inventory_acceleratortype kind ON kind.id = node.accelerator_type_id"
+            "SELECT kind.name, cluster.backend = 'simulated', node.health, count(*), coalesce(sum(node.n_devices), 0),"
+            " coalesce(sum(held.n_devices), 0), coalesce(sum(held.n_free), 0), coalesce(sum(held.claimed), 0)::float8"
+            " FROM inventory_node node JOIN inventory_acceleratortype kind ON kind.id = node.accelerator_type_id"
             " JOIN inventory_cluster cluster ON cluster.id = node.cluster_id"
-            " GROUP BY kind.name, cluster.backend = 'simulated' ORDER BY 2, 1"
+            " LEFT JOIN (SELECT node_id, count(*) AS n_devices, count(*) FILTER (WHERE claimed_share = 0) AS n_free,"
+            "  sum(claimed_share) AS claimed FROM inventory_device GROUP BY node_id) held ON held.node_id = node.id"
+            " GROUP BY 1, 2, 3 ORDER BY 2, 1, 3"
         )
-        return tuple(TypeUse(*row) for row in cursor.fetchall())
+        rows = cursor.fetchall()
+    types: dict[tuple[str, bool], list[float]] = {}
+    health: dict[str, tuple[int, int]] = {}
+    for name, is_simulated, state, n_nodes, n_declared, n_devices, n_free, claimed in rows:
+        nodes_before, devices_before = health.get(state, (0, 0))
+        health[state] = nodes_before + n_nodes, devices_before + n_declared
+        if n_devices:
+            sums = types.setdefault((name, is_simulated), [0, 0, 0.0])
+            sums[0] += n_devices
+            sums[1] += 0 if state == "healthy" else n_free
+            sums[2] += claimed
+    return UseNow(
+        tuple(TypeUse(*key, int(sums[0]), int(sums[1]), sums[2]) for key, sums in types.items()),
+        {state: HealthCount(state, *counts) for state, counts in sorted(health.items())},
+    )
+
+
+def use_now() -> tuple[TypeUse, ...]:
+    """Devices by type, real and simulated apart."""
+    return use_and_health().by_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -401,6 +401,7 @@ class _Reader:
         self.given_up: dict[tuple[int, int], float] = {}
         self._dataset_at: dict[str, int] = {}
         self.ahead = Ahead()
+        self.has_loans = True
         self._places: frozenset[int] = frozenset()  # storage domains with nodes
         self._reach: tuple[frozenset[int], ...] = ()  # of each data set: those where it is, or could come to
 
@@ -416,8 +417,11 @@ class _Reader:
             may_trust: Whether what is remembered may be built on, and this picture be remembered: False inside a
                 transaction of the caller's, whose rows may yet be rolled back.
         """
-        ((seen, seen_below, *server),) = self.rows(
+        # What few facilities have is only read where there is any.
+        ((seen, seen_below, self.has_loans, has_outside, *server),) = self.rows(
             "SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,"
+            " EXISTS (SELECT 1 FROM teams_quotaloan WHERE state = 'agreed'),"
+            " EXISTS (SELECT 1 FROM inventory_outsideuse),"
             # A restart may have lost what was just committed, and an emptied table gets a new file.
             " current_database(), pg_postmaster_start_time(), pg_relation_filenode('jobs_job'),"
             " pg_relation_filenode('jobs_allocation')"
@@ -436,7 +440,9 @@ class _Reader:
         self._read_jobs(changed)
         self._read_allocations(changed)
         waiting, never_satisfied, left_out = self.read_queue(changed)
-        running = (*self.running(), *self.read_outside())
+        running = self.running()
+        if has_outside:
+            running = (*running, *self.read_outside())
         use_since = self.read_use()
         memory.seen = seen if may_trust else None
         memory.seen_below, memory.server = seen_below, tuple(server)
@@ -709,7 +715,8 @@ class _Reader:
         for (team_id, kind), amount in given.items():
             if kind in owned[team_id][0]:
                 owned[team_id][0][kind] = max(0, owned[team_id][0][kind] - amount)
-        self._move_lent(owned, kind_at)
+        if self.has_loans:
+            self._move_lent(owned, kind_at)
         self.teams = [
             Team(
                 id=team_id,

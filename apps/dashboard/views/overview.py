@@ -88,7 +88,7 @@ def hours_part(request: HttpRequest) -> HttpResponse:
 @require_GET
 def halls_part(request: HttpRequest) -> HttpResponse:
     known = Known(request)
-    version = (*known.version, readings.latest_reading_id())
+    version = (events.latest_event_id(), readings.latest_reading_id())
     return part(request, "dashboard/parts/hall_map.html", version, lambda: _halls(known, request))
 
 
@@ -121,8 +121,12 @@ class Known:
         return (events.latest_event_id(), latest.pk if latest else None)
 
     @cached_property
+    def there(self) -> scheduling.UseNow:
+        return scheduling.use_and_health()
+
+    @property
     def by_type(self) -> tuple[scheduling.TypeUse, ...]:
-        return scheduling.use_now()
+        return self.there.by_type
 
     @cached_property
     def envelope(self) -> power.Envelope | None:
@@ -213,7 +217,7 @@ def _attention(known: Known) -> dict[str, Any]:
     found = [
         *_power_alarms(),
         *_lost_clusters(known.at),
-        *_sick_nodes(),
+        *_sick_nodes(known.there.by_health),
         *_refused_pass(known),
         *_waiting_at_quota(known),
     ]
@@ -252,8 +256,7 @@ def _lost_clusters(at: datetime) -> list[Attention]:
     return found
 
 
-def _sick_nodes() -> list[Attention]:
-    counts = {row.health: row for row in inventory.count_by_health()}
+def _sick_nodes(counts: Mapping[str, inventory.HealthCount]) -> list[Attention]:
     out = [counts[health] for health in (Health.FAILED, Health.DRAINED, Health.DRAINING) if health in counts]
     if not out:
         return []

@@ -268,7 +268,7 @@ def test_a_larger_tree_takes_as_few_queries(hall: Hall):
         tree = hall.tree()
 
     assert len(tree.branches) == 1_254
-    assert len(many) == len(few) == 7  # one of them is the test's own
+    assert len(many) == len(few) == 6  # one of them is the test's own
 
 
 # REST ---------------------------------------------------------------------------------------------------------------
