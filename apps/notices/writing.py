@@ -136,7 +136,7 @@ def _made(draft: Draft, *, is_shown: bool) -> Notice:
         alike=draft.alike,
         title=_one_line(draft.title, 200),
         body=draft.body[:2000],
-        path=draft.path,
+        path=_address(draft.path),
         job_id=draft.job_id,
         event_id=draft.event_id,
         is_shown=is_shown,
@@ -149,9 +149,18 @@ def _count_up(notice: Notice, draft: Draft) -> None:
     notice.n += 1
     notice.title = _one_line(draft.title_of_many.format(n=notice.n), 200)
     notice.body = draft.body[:2000]
-    notice.path = draft.path_of_many or draft.path
+    notice.path = _address(draft.path_of_many, draft.path)
     notice.at = max(notice.at, draft.at)
     notice.job_id = None
+
+
+_LONGEST_PATH: Final = 300
+_ALL: Final = "/me/notices/"
+
+
+def _address(*paths: str) -> str:
+    """The first of these that can be kept: a name in an address may be nine characters a letter."""
+    return next((path for path in paths if path and len(path) <= _LONGEST_PATH), _ALL)
 
 
 def _one_line(text: str, most: int) -> str:

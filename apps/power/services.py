@@ -185,6 +185,11 @@ def _require_envelope(kind: str, steps: Sequence[Step], time_zone: str) -> None:
     except (KeyError, ValueError, OSError):  # the latter for a name that is a folder of the zones
         said = "must be a time zone such as America/Chicago"
         raise InvalidInput.of("time_zone", said, "unknown") from None
+    # The watchdog asks the database for the hour: a zone that it does not know would blind it for every domain.
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT 1 FROM pg_timezone_names WHERE name = %s)", [time_zone])
+        if cursor.fetchone() != (True,):
+            raise InvalidInput.of("time_zone", "is not known to the database", "unknown")
     for index, step in enumerate(steps):
         if step.start_at is not None and step.end_at is not None:
             if step.end_at <= step.start_at:

@@ -12,6 +12,7 @@ from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine import planner
 from apps.scheduling.engine.facts import Plan, Snapshot, Team
 from apps.scheduling.snapshot import Taken, take_snapshot
+from apps.teams.models import Quota
 
 # What a team would own of one accelerator type: entitlement, borrow limit, lend limit (None: no limit).
 Owns = tuple[int, int | None, int | None]
@@ -44,15 +45,21 @@ class Effects:
     borrowed: Mapping[int, float]
 
 
-def effects_of(wanted: Mapping[int, Owns], *, type_id: int, at: datetime) -> Effects:
+def effects_of(
+    wanted: Mapping[int, Owns], *, type_id: int, at: datetime, weights: Mapping[int, float] | None = None
+) -> Effects:
     """What would be otherwise in the next pass if these teams owned that of one accelerator type.
 
     Args:
         wanted: By team id; a team that is not named stays as it is.
         type_id: Of the accelerator type.
+        weights: By team id, of those that would have another.
     """
     taken = take_snapshot(at)
     changed = with_quotas(taken, wanted, type_id)
+    if weights:
+        teams = tuple(replace(team, weight=weights.get(team.id, team.weight)) for team in changed.teams)
+        changed = replace(changed, teams=teams)
     policy = replace(taken.policy, explain=False)
     before, after = planner.plan(taken.snapshot, policy), planner.plan(changed, policy)
     names = _names(taken, before, after)
@@ -72,18 +79,18 @@ def with_quotas(taken: Taken, wanted: Mapping[int, Owns], type_id: int) -> Snaps
     kind = next((at for at, one in enumerate(snapshot.facility.kinds) if one.id == type_id), None)
     if kind is None:
         return snapshot
-    own: dict[int, int] = {team.id: team.entitlement.get(kind, 0) for team in snapshot.teams}
-    whole = {
-        team.id: own[team.id] + sum(_all_below(snapshot, position, kind))
-        for position, team in enumerate(snapshot.teams)
-    }
+    # By what is stored, not by what the picture adds up to: loans in force have moved some of that.
+    stored = dict(Quota.objects.filter(accelerator_type_id=type_id).values_list("team_id", "entitlement"))
+    changed = {**stored, **{team_id: owns[0] for team_id, owns in wanted.items()}}
     teams: list[Team] = []
     for position, team in enumerate(snapshot.teams):
-        shift = wanted[team.id][0] - whole[team.id] if team.id in wanted else 0
-        for sub in snapshot.teams:
-            if sub.parent == position and sub.id in wanted:
-                shift -= wanted[sub.id][0] - whole[sub.id]
-        entitlement = {**team.entitlement, kind: max(0, own[team.id] + shift)} if shift else team.entitlement
+        subs = [sub.id for sub in snapshot.teams if sub.parent == position]
+        before, after = (
+            max(0, owns.get(team.id, 0) - sum(owns.get(sub, 0) for sub in subs)) for owns in (stored, changed)
+        )
+        entitlement = team.entitlement
+        if before != after:
+            entitlement = {**entitlement, kind: max(0, entitlement.get(kind, 0) + after - before)}
         borrow, lend = dict(team.borrow_limit), dict(team.lend_limit)
         if team.id in wanted:
             for limits, limit in ((borrow, wanted[team.id][1]), (lend, wanted[team.id][2])):
@@ -92,18 +99,6 @@ def with_quotas(taken: Taken, wanted: Mapping[int, Owns], type_id: int) -> Snaps
                     limits[kind] = limit
         teams.append(replace(team, entitlement=entitlement, borrow_limit=borrow, lend_limit=lend))
     return replace(snapshot, teams=tuple(teams))
-
-
-def _all_below(snapshot: Snapshot, position: int, kind: int) -> list[int]:
-    """What each of the teams below has for itself."""
-    found, todo = [], [position]
-    while todo:
-        above = todo.pop()
-        for at, team in enumerate(snapshot.teams):
-            if team.parent == above:
-                found.append(team.entitlement.get(kind, 0))
-                todo.append(at)
-    return found
 
 
 def _starts(plan: Plan) -> set[int]:

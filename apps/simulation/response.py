@@ -185,7 +185,7 @@ class Response:
         caps: list[CapChange] = []
         for life, option in self._decided(first.start):
             job_id = life.gang.id
-            caps.append(CapChange(float(first.start), job_id, self._cap_of(life, option)))
+            caps.append(CapChange(float(first.start), job_id, self._share_of(life, option)))
             caps.append(CapChange(float(first.end), job_id, life.own_cap))
         return tuple(limits), tuple(caps)
 
@@ -638,6 +638,15 @@ class Response:
     def _device_w(self, life: "Life") -> float:
         kind = self.facility.kinds[life.kind]
         return kind.idle_w if not life.cap else min(self.natural_w(life), life.cap * kind.tdp_w)
+
+    def _share_of(self, life: "Life", option: Option) -> float:
+        """A cap under which the devices that a job has now would draw what an option leaves of it."""
+        if option.lever is not Lever.SHRINK:
+            return self._cap_of(life, option)
+        kind = self.facility.kinds[life.kind]
+        n_now = max(1, sum(share.n_replicas for share in life.placing))
+        above_w = max(0.0, self._device_w(life) - kind.idle_w) * min(1.0, option.n_replicas / n_now)
+        return min(life.own_cap, (kind.idle_w + above_w) / kind.tdp_w) if kind.tdp_w else life.own_cap
 
     def _cap_of(self, life: "Life", option: Option) -> float:
         """The level at which an option leaves a job: see _level()."""

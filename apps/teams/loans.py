@@ -225,6 +225,17 @@ def _require_kept_back(loan: QuotaLoan, kind: str) -> None:
         )
 
 
+def lent_from(team_id: int, at: datetime) -> Mapping[str, int]:
+    """By name of type, what the team has promised to others from now on, the most at once."""
+    spans: dict[str, list[tuple[datetime, datetime, int]]] = defaultdict(list)
+    rows = QuotaLoan.objects.filter(lender_id=team_id, state=LoanState.AGREED, end_at__gt=at)
+    for kind, start_at, end_at, n_devices in rows.values_list(
+        "accelerator_type__name", "start_at", "end_at", "n_devices"
+    ):
+        spans[kind].append((start_at, end_at, n_devices))
+    return {kind: _most_at_once(of_kind) for kind, of_kind in spans.items()}
+
+
 def _most_at_once(spans: Iterable[tuple[datetime, datetime, int]]) -> int:
     """Devices that are lent at once at the most; who ends at an instant makes room for who begins then."""
     marks = sorted(mark for start, end, n in spans for mark in ((start, 1, n), (end, 0, -n)))

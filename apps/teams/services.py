@@ -16,7 +16,8 @@ from apps.core.columns import Columns
 from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
 from apps.teams import policies, throttles
-from apps.teams.errors import CeilingAboveParent, MoreThanOwned, NotYourTeam, TeamInUse
+from apps.teams.errors import CeilingAboveParent, MoreThanKeptBack, MoreThanOwned, NotYourTeam, TeamInUse
+from apps.teams.loans import lent_from
 from apps.teams.models import (
     HEALTH,
     READ,
@@ -227,7 +228,7 @@ def update_team(
             raise InvalidInput.of("parent", "must not be the team itself, or below it") from None
         raise NameTaken("team", team.name) from None
     if before["parent"] != after["parent"]:
-        _require_within_owned([team.parent_id])
+        _require_within_owned([team.parent_id], at)
     _record_team("team.changed", team, actor=actor, at=at, before=before, after=after, reason=reason)
     return team
 
@@ -417,7 +418,7 @@ def set_quotas(
             before=_quota_facts(stored),
             after=_quota_facts(wanted),
         )
-    _require_within_owned(parent_ids)
+    _require_within_owned(parent_ids, at)
     return [teams[change.team_id] for change in changes]
 
 
@@ -522,8 +523,8 @@ def _count_change(team: Team) -> None:
     team.save(update_fields=["version"])
 
 
-def _require_within_owned(team_ids: Iterable[int | None]) -> None:
-    """Refuse sub-teams that are entitled to more, together, than their team."""
+def _require_within_owned(team_ids: Iterable[int | None], at: datetime) -> None:
+    """Refuse sub-teams that are entitled to more, together, than their team, or to what it lent to others."""
     for team_id in sorted(team_id for team_id in team_ids if team_id is not None):
         owned = dict(
             Quota.objects.filter(team_id=team_id).values_list("accelerator_type__name", "entitlement")
@@ -539,6 +540,10 @@ def _require_within_owned(team_ids: Iterable[int | None]) -> None:
                 raise MoreThanOwned(
                     team=team.name, accelerator_type=name, owned=owned.get(name, 0), given=given[name]
                 )
+        for name, lent in sorted(lent_from(team_id, at).items()):
+            if lent > (free := owned.get(name, 0) - given.get(name, 0)):
+                team = Team.objects.get(pk=team_id)
+                raise MoreThanKeptBack(team=team.name, accelerator_type=name, free=free, asked=lent)
 
 
 def _quota_facts(entries: Mapping[str, QuotaEntry]) -> dict[str, Any]:

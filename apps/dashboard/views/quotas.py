@@ -26,7 +26,7 @@ from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.scheduling import board, quota_effects
 from apps.scheduling import selectors as scheduling
-from apps.teams import loans, policies, selectors, services
+from apps.teams import loans, policies, selectors, services, throttles
 from apps.teams.models import LoanState, Quota, QuotaLoan, Team
 
 _N_CHANGES: Final = 10
@@ -332,7 +332,13 @@ def _effects(scene: Scene, table: Table, numbers: dict[str, int | None]) -> dict
         for row in table.rows
         if row.is_changed
     }
-    found = quota_effects.effects_of(wanted, type_id=scene.type_ids[table.kind], at=clock.now())
+    if wait_s := throttles.take_preview(scene.viewer.pk, clock.now()):
+        said = f"Too many looks ahead; the next one in {throttles.in_words(wait_s)}. Saving works as ever."
+        return {"effect_faults": [said], "n_changed": table.n_changed}
+    weights = {row.team.pk: float(row.weight.typed) for row in table.rows if row.weight.is_changed}
+    found = quota_effects.effects_of(
+        wanted, type_id=scene.type_ids[table.kind], at=clock.now(), weights=weights
+    )
     return {
         "n_changed": table.n_changed,
         "effects": _as_lines(found, {row.team.pk: row.team.name for row in table.rows}),

@@ -711,16 +711,19 @@ class Calendar:
                 for state in [self.now, *self.pinches][first:end]:
                     state.book(frame, coming.charges[charge], sign, coming.bookings[charge])
 
-    def _exceeds(self, charge: Charge, n: int) -> bool:
+    def _exceeds(self, charge: Charge, n: int, *, draws_evenly: bool = True) -> bool:
         """Whether some one share of a charge takes more than is left in one of the first n states.
 
         A few sums, before anything is charged and taken back: most of what is asked for is refused by these.
+
+        Args:
+            draws_evenly: False for what draws less later on: where watts are scarce it may need none.
         """
         nodes = charge.nodes
         whole, cpu, mem, head = self._pool.least(n)
         return bool(
             ((charge.taken == FULL).all() and (whole[nodes] < charge.whole).any())
-            or (head[self.frame.paths[nodes]] < charge.draw[:, None]).any()
+            or (draws_evenly and (head[self.frame.paths[nodes]] < charge.draw[:, None]).any())
             or (cpu[nodes] < charge.cpu).any()
             or (mem[nodes] < charge.mem).any()
         )
@@ -749,7 +752,7 @@ class Calendar:
         charge = held.charge
         n = self.n_states(held.end_s)
         if (
-            self._exceeds(charge, n)
+            self._exceeds(charge, n, draws_evenly=not held.turns)
             or not self._fits_now(charge)
             or any(self.quota_left_now(charge.team, kind, n) < steps for kind, steps in self._limited(charge))
         ):

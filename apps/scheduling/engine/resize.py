@@ -25,10 +25,13 @@ def grow(walk: Pass) -> None:
     less than the dwell time ago keeps it; so does one for which the change takes longer than it saves.
     """
     candidates: list[tuple[tuple[object, ...], Running]] = []
+    capped = {change.job_id for change in walk.snapshot.cap_changes}
     for running in walk.snapshot.running:
         gang = running.gang
         if not gang.is_elastic or running.cap < 1.0 or running.is_leaving or gang.id in walk.gone:
             continue
+        if gang.id in capped:
+            continue  # what it would draw under a cap to come, with more replicas, is for that plan to say
         sizes = sizes_of(gang, running.placing)
         if all(n >= ask.most for n, ask in zip(sizes, gang.shape.asks, strict=True)):
             continue

@@ -157,7 +157,7 @@ class _Course:
         return self.begins_at > now and self.begins_at <= at < self.ramps_until
 
 
-_OPEN: Final = (ActionState.REQUESTED, ActionState.ACKED, ActionState.VERIFIED, ActionState.FAILED)
+_OPEN: Final = (ActionState.REQUESTED, ActionState.ACKED, ActionState.VERIFIED)
 
 
 def _of_plans(

@@ -57,8 +57,23 @@ def test_what_is_lent_counts_as_the_borrowers_for_its_time_and_never_more_than_t
     assert owns(NOON) == {"lends": 10, "takes": 2}
     assert owns(later(60)) == owns(later(599)) == {"lends": 2, "takes": 10}
     assert owns(later(600)) == {"lends": 10, "takes": 2}
-    own(lends, here, 5)  # less than it lent: what is there is moved, and nothing is made up
+    # Less than it lent, by whatever way: what is there is moved, and nothing is made up.
+    Quota.objects.filter(team=lends).update(entitlement=5)
     assert owns(later(60)) == {"lends": 0, "takes": 7}
+
+
+def test_a_preview_leaves_loans_in_force_as_they_are():
+    here, lends, takes = fleet(2, 8), team("lends"), team("takes")
+    own(lends, here, 10), own(takes, here, 2)
+    lead = person(lends, role="lead")
+    set_member(team_id=takes.pk, user=lead, role="lead", actor=None, at=NOON)
+    said = {"accelerator_type": here.kind.name, "n_devices": 4, "start_at": NOON, "end_at": later(600)}
+    loans.propose_loan(lender=lends, borrower=takes, actor=lead, at=NOON, **said)
+    told = quota_effects.with_quotas(
+        snapshot.take_snapshot(later(1)), {lends.pk: (12, 3, None)}, here.kind.pk
+    )
+
+    assert {one.name: one.entitlement[0] for one in told.teams} == {"lends": 8, "takes": 6}
 
 
 def test_the_next_pass_is_due_when_a_loan_begins_and_when_it_ends():

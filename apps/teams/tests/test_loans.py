@@ -184,3 +184,14 @@ def test_a_lead_who_reads_an_old_version_is_told_of_the_loan():
     version = Team.objects.get(name="lender").version
     loans.answer_loan(loan_id=scene.propose().pk, accept=True, actor=scene.takes, at=NOON)
     assert own(scene.lender, H100=17).version > version + 1
+
+
+def test_what_is_lent_cannot_be_given_to_sub_teams_or_taken_from_the_lender_meanwhile():
+    scene = Scene()
+    loans.answer_loan(loan_id=scene.propose(n_devices=8).pk, accept=True, actor=scene.takes, at=NOON)
+    part = Team.objects.get(name="part")
+    own(part, H100=8)  # ten were kept back, eight of them are lent
+    with pytest.raises(MoreThanKeptBack):
+        own(part, H100=9)
+    with pytest.raises(MoreThanKeptBack):
+        own(scene.lender, H100=15)

@@ -120,7 +120,7 @@ def test_what_jobs_share_is_what_each_is_told_alone(
         patch.setattr(Pass, "needs_of", lambda self, shape: id(shape))
         patch.setattr(Pass, "failure_key", _failure_of_each_shape)
         patch.setattr(Explainer, "_blocked_in", lambda self, gang, alike, window: self._blocked_by(gang))
-        patch.setattr(Calendar, "_exceeds", lambda self, charge, n: False)
+        patch.setattr(Calendar, "_exceeds", lambda self, charge, n, draws_evenly=True: False)
         patch.setattr(_Profile, "take_all", _take_one_by_one)
         told_alone = plan(replace(scene, queue=apart), policy)
 
