@@ -7,7 +7,7 @@ from math import inf
 from apps.jobs.spec import SHARE_STEPS
 from apps.reservations.recurrence import Window
 from apps.reservations.slots import Ask, Slots, find_slots
-from apps.scheduling.snapshot import Taken, take_snapshot
+from apps.scheduling.snapshot import OUTSIDE_ID, Taken, take_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ def _offer(taken: Taken, ask: Ask, window: Window) -> Offer:
         steps = sum(
             share.share_steps * len(share.devices)
             for share in running.placing
-            if facility.kind[share.node] == kind
+            if facility.kind[share.node] == kind and snapshot.is_usable[share.node]
         )
-        if not steps:
-            continue
-        limit_s = running.ends_s if running.gang.limit_s < inf else inf
-        if limit_s > begin_s:
+        # What others run there ends when their own program says so; nobody here may move it.
+        is_outside = running.gang.id <= OUTSIDE_ID
+        ends_s = running.ends_s if is_outside or running.gang.limit_s < inf else inf
+        if steps and ends_s > begin_s:
             held += steps / SHARE_STEPS
-            into += 1
+            into += 0 if is_outside else 1
     n_free = usable - held
     tdp_w = facility.kinds[kind].tdp_w if kind >= 0 else 0.0
     return Offer(window, n_free, into if n_free < ask.n_devices else 0, ask.n_devices * tdp_w)

@@ -108,6 +108,7 @@ WITH started AS (
         epoch FROM job.first_started_at - greatest(job.submitted_at, job.not_before_at)))::float8 AS wait_s
     FROM jobs_job job JOIN teams_team team ON team.id = job.team_id
     WHERE job.first_started_at >= %(since)s AND job.first_started_at < %(until)s
+        AND (%(team)s::bigint IS NULL OR job.team_id = %(team)s)
         AND (%(kind)s::text IS NULL OR EXISTS (
             SELECT 1 FROM jobs_allocation allocation
             JOIN jobs_placement placement ON placement.allocation_id = allocation.id
@@ -122,16 +123,20 @@ ORDER BY team NULLS FIRST, size NULLS FIRST, wait
 """
 
 
-def waits(*, since: datetime, until: datetime, type_name: str | None = None) -> Waits:
+def waits(
+    *, since: datetime, until: datetime, type_name: str | None = None, team: Team | None = None
+) -> Waits:
     """Of jobs whose first start fell into [since, until); who waits still is not in it. One query.
 
     Args:
         type_name: Of jobs that ever got devices of this type.
+        team: Of its jobs alone.
     """
     asked = {
         "since": since,
         "until": until,
         "kind": type_name,
+        "team": None if team is None else team.pk,
         # A class ends with its limit: what counts as above begins a millionth of a device later.
         "sizes": [most + 1 / SHARE_STEPS for most in SIZES],
         "waits": list(WAITS_S),
@@ -140,9 +145,9 @@ def waits(*, since: datetime, until: datetime, type_name: str | None = None) -> 
     by_size = [[0] * (len(WAITS_S) + 1) for _ in range(len(SIZES) + 1)]
     with connection.cursor() as cursor:
         cursor.execute(_WAITS, asked)
-        for team, size, wait, n_jobs, *figures in cursor.fetchall():
-            if team is not None:
-                teams.append(Waited(team, n_jobs, *figures))
+        for name, size, wait, n_jobs, *figures in cursor.fetchall():
+            if name is not None:
+                teams.append(Waited(name, n_jobs, *figures))
             elif size is None:
                 whole = Waited("", n_jobs, *figures)
             else:
@@ -179,6 +184,7 @@ def largest_fits(at: datetime) -> tuple[LargestFit, ...]:
             " AND (node.cooldown_until_at IS NULL OR node.cooldown_until_at <= %s)"
             " AND NOT EXISTS (SELECT 1 FROM inventory_device device"
             "  WHERE device.node_id = node.id AND device.claimed_share > 0)"
+            " AND NOT EXISTS (SELECT 1 FROM inventory_outsideuse use WHERE use.node_id = node.id)"
             " GROUP BY kind.name, spine.name, leaf.name ORDER BY 1, 2, 3",
             [Health.HEALTHY, at],
         )

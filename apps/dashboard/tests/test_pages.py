@@ -881,7 +881,13 @@ def test_a_slot_is_found_and_its_form_is_filled(facility: Facility) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"n_devices": "-1"}, {"hours": "nan"}, {"accelerator_type": "no"}, {"latest": "2020-01-01T00:00"}],
+    [
+        {"n_devices": "-1"},
+        {"hours": "nan"},
+        {"accelerator_type": "no"},
+        {"latest": "2020-01-01T00:00"},
+        {"earliest": "9999-12-31T20:00"},
+    ],
 )
 def test_a_slot_that_makes_no_sense_is_answered_beside_the_form(
     facility: Facility, wrong: dict[str, str]

@@ -22,13 +22,14 @@ from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.reservations import selectors, services
 from apps.reservations.models import Reservation
-from apps.reservations.slots import Ask
+from apps.reservations.slots import LONGEST, Ask
 from apps.scheduling import slots
 from apps.teams import policies, throttles
 from apps.teams import selectors as teams
 
 _SPANS: Final = {"3": timedelta(days=3), "14": timedelta(days=14), "30": timedelta(days=30)}
 _MOST: Final = 100
+_LAST_YEAR: Final = 2200
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,19 @@ class SlotForm(forms.Form):
 
     accelerator_type = forms.CharField(max_length=120, label="Device type")
     n_devices = forms.IntegerField(min_value=1, max_value=1_000_000, label="Devices")
-    hours = forms.FloatField(min_value=0.25, max_value=2208, label="For how many hours")
+    hours = forms.FloatField(min_value=0.25, max_value=2200, label="For how many hours")
     within = forms.ChoiceField(
         choices=[("", "anywhere"), ("leaf", "one leaf"), ("spine", "one spine group")], required=False
     )
     earliest = forms.DateTimeField(required=False, label="Not before")
     latest = forms.DateTimeField(required=False, label="Over by")
+
+    def clean(self) -> dict[str, Any]:
+        said = super().clean() or {}
+        for name in ("earliest", "latest"):
+            if said.get(name) and said[name].year > _LAST_YEAR:
+                self.add_error(name, f"must be before {_LAST_YEAR + 1}")
+        return said
 
 
 @page
@@ -154,7 +162,8 @@ def find(request: HttpRequest) -> HttpResponse:
                         said["n_devices"],
                         timedelta(hours=said["hours"]),
                         earliest,
-                        said["latest"] or max(earliest, at) + timedelta(days=14, hours=said["hours"]),
+                        said["latest"]
+                        or max(earliest, at) + min(timedelta(days=14, hours=said["hours"]), LONGEST),
                         said["within"],
                     )
                     context |= {"found": slots.offers(ask, at=at), "ask": ask}

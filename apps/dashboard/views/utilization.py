@@ -35,6 +35,7 @@ PERIODS: Final[dict[str, tuple[timedelta, timedelta]]] = {
     "30d": (timedelta(days=30), timedelta(hours=6)),
 }
 _MOST_IDLE: Final = 50
+_MOST_COUNTED: Final = 10_000  # jobs with idle devices that the sums are made of
 _MOST_ROWS: Final = 31  # of a table beside a chart
 _MOST_TEAMS: Final = 50
 _MOSTLY: Final = 0.9
@@ -271,7 +272,8 @@ def _hours_figure(known: Known) -> dict[str, Any]:
         group: [
             (
                 row.from_at,
-                sum(row.device_s.get(bucket, 0.0) for bucket in group.buckets) / known.step.total_seconds(),
+                sum(row.device_s.get(bucket, 0.0) for bucket in group.buckets)
+                / (min(row.until, known.until) - row.from_at).total_seconds(),
             )
             for row in known.steps
         ]
@@ -331,12 +333,13 @@ def _rows_by_time(series: Mapping[str, Sequence[tuple[datetime, float]]]) -> lis
 
 
 def _idle(known: Known) -> dict[str, Any]:
-    rows = utilization.held_idle(known.at, team=known.team, most=_MOST_IDLE)
+    rows = utilization.held_idle(known.at, team=known.team, most=_MOST_COUNTED)
     by_team: dict[str, list[utilization.HeldIdle]] = {}
     for row in rows:
         by_team.setdefault(row.team, []).append(row)
     return {
-        "idle": rows,
+        "idle": rows[:_MOST_IDLE],
+        "n_idle_jobs": len(rows),
         "idle_teams": sorted(
             (
                 (name, sum(row.n_idle for row in mine), sum(row.idle_device_s for row in mine))
@@ -352,14 +355,11 @@ def _idle(known: Known) -> dict[str, Any]:
 
 
 def _waits(known: Known) -> dict[str, Any]:
-    found = utilization.waits(since=known.since, until=known.until, type_name=known.kind)
-    of_team = None
-    if known.team is not None:
-        of_team = next((row for row in found.teams if row.team == known.team.name), None)
+    found = utilization.waits(since=known.since, until=known.until, type_name=known.kind, team=known.team)
     now, by_code = board.waiting(known.at, known.frame.last_pass)
     return {
-        "waited": found.whole if known.team is None else of_team,
-        "waited_teams": [row for row in found.teams if known.team is None or row.team == known.team.name],
+        "waited": found.whole,
+        "waited_teams": found.teams,
         "waits_figure": {
             "figure": charts.waits_chart(_WAIT_LABELS, dict(zip(_SIZE_LABELS, found.by_size, strict=True))),
             "names": _WAIT_LABELS,
@@ -391,9 +391,9 @@ def _teams(known: Known) -> dict[str, Any]:
     counted_from = known.steps[0].from_at if known.steps else known.since
     lasts_s = (known.until - max(known.since, counted_from)).total_seconds()
     shown = []
+    if known.team is not None:
+        rows = [row for row in rows if row.team_id == known.team.pk]
     for row in rows[:_MOST_TEAMS]:
-        if known.team is not None and row.team_id != known.team.pk:
-            continue
         of_now = entitled.get(row.name)
         shown.append(
             TeamRow(row.name, row.held_s, None if of_now is None else of_now * lasts_s, row.productive_share)
@@ -416,7 +416,7 @@ def _file(known: Known) -> HttpResponse:
         writer.writerow(
             [
                 row.from_at.isoformat(),
-                row.until.isoformat(),
+                min(row.until, known.until).isoformat(),
                 row.capacity_device_s,
                 *(row.device_s.get(bucket, 0.0) for bucket in BUCKETS),
                 row.guessed_s,
