@@ -417,6 +417,21 @@ class _Checker:
                     load[domain] += watts
         return load
 
+    def _drew(self) -> dict[int, dict[int, float]]:
+        """Watts of the jobs whose size changes, as they run now, by job and domain."""
+        return {r.gang.id: self._load_above_idle([(r.gang, r.placing)]) for r, _ in self.resized}
+
+    def _draws_more_in(self, placed: list[tuple[Gang, Placing]]) -> set[int]:
+        """Domains in which a job draws more by this plan than it does now."""
+        drew = self._drew()
+        nothing: dict[int, float] = {}
+        return {
+            domain
+            for gang, placing in placed
+            for domain, watts in self._load_above_idle([(gang, placing)]).items()
+            if watts > drew.get(gang.id, nothing).get(domain, 0.0) + SLACK
+        }
+
     def _domains_of(self, node: int) -> set[int]:
         f = self.facility
         return {
@@ -449,10 +464,10 @@ class _Checker:
         limits = self._limits()
         if not limits or not placed:
             return
-        added = self._load_above_idle(placed)
+        ours = self._draws_more_in(placed)
         load, idle = self._load_above_idle(self._all(placed)), self._idle_load()
         for domain, limit_w in limits.items():
-            if added.get(domain, 0.0) <= 0:
+            if domain not in ours:
                 continue  # nothing of this plan draws there: an old excess is not its fault
             total = idle[domain] + load[domain]
             if total > limit_w + slack * max(1.0, abs(limit_w)):
@@ -476,24 +491,31 @@ class _Checker:
             limits[domain] = (watts - of.overhead_fixed_w) / of.overhead_k
             return {domain}
 
-        def turn(before: dict[int, float], then: dict[int, float], is_ours: bool) -> set[int]:
+        def turn(before: dict[int, float], then: dict[int, float], had: dict[int, float] | None) -> set[int]:
             for domain in before.keys() | then.keys():
                 was_w, is_w = before.get(domain, 0.0), then.get(domain, 0.0)
                 load[domain] += is_w - was_w
-                if is_ours:
-                    ours[domain] += (is_w > 0) - (was_w > 0)
+                if had is not None:
+                    most_w = had.get(domain, 0.0) + SLACK
+                    ours[domain] += (is_w > most_w) - (was_w > most_w)
             return {domain for domain, watts in then.items() if watts > before.get(domain, 0.0)}
 
         def course(
-            at_s: float, ends_s: float, steps: list[tuple[float, dict[int, float]]], is_ours: bool
+            at_s: float,
+            ends_s: float,
+            steps: list[tuple[float, dict[int, float]]],
+            had: dict[int, float] | None,
         ) -> None:
-            """Work that draws from an instant on, and otherwise from each of these on, until it ends."""
+            """Work that draws from an instant on, and otherwise from each of these on, until it ends.
+
+            What this plan decides comes with what it drew before; where it draws no more, an excess is not its fault.
+            """
             before: dict[int, float] = {}
             for since_s, watts in steps:
                 if since_s == at_s or at_s < since_s < ends_s:
-                    events.append((since_s, 2, partial(turn, before, watts, is_ours)))
+                    events.append((since_s, 2, partial(turn, before, watts, had)))
                     before = watts
-            events.append((ends_s, 0, partial(turn, before, {}, is_ours)))
+            events.append((ends_s, 0, partial(turn, before, {}, had)))
 
         nothing: dict[int, float] = {}
         changes: dict[int, list[CapChange]] = defaultdict(list)
@@ -505,22 +527,23 @@ class _Checker:
             ends_s = running.ends_s if running.ends_s > now_s else now_s + _OVERDUE_S
             told = changes[gang.id] or self._slowed(gang, placing, running.cap)
             steps = [(change.at_s, self._load_under_cap(running, change.cap)) for change in told]
-            course(now_s, ends_s, [(now_s, self._load_above_idle([(gang, placing)])), *steps], False)
+            course(now_s, ends_s, [(now_s, self._load_above_idle([(gang, placing)])), *steps], None)
         ends = {s.job_id: s.expected_end_s for s in self.plan.starts}
         ends |= {resize.job_id: resize.expected_end_s for _, resize in self.resized}
+        drew = self._drew()
         for gang, placing in placed:
             watts = self._load_above_idle([(gang, placing)])
             # What starts may count on being paused, but on no cap that it does not start under.
             told = self._slowed(gang, placing, 1.0)
             steps = [(change.at_s, watts if change.cap else nothing) for change in told]
-            course(now_s, ends.get(gang.id, inf), [(now_s, watts), *steps], True)
+            course(now_s, ends.get(gang.id, inf), [(now_s, watts), *steps], drew.get(gang.id, nothing))
         for reserve in self.plan.reserves:
             if reserve.job_id in self.gangs:
                 gang = self.gangs[reserve.job_id]
                 watts = self._load_above_idle([(gang, reserve.placing)])
                 length_s = gang.limit_s if gang.limit_s != inf else self._work_s(gang, reserve.placing)
                 start_s = reserve.start_s
-                course(start_s, start_s + length_s, [(start_s, watts)], True)
+                course(start_s, start_s + length_s, [(start_s, watts)], nothing)
         for step in snapshot.limit_changes:
             if step.at_s > now_s:
                 events.append((step.at_s, 1, partial(limit, step.domain, step.limit_w)))
@@ -588,8 +611,10 @@ class _Checker:
         after = self._use_by_team(self._all(placed))
         for gang, placing in placed:
             kinds = {int(self.facility.kind[s.node]) for s in placing if s.devices} & limited
-            for kind in kinds:
-                yield from self._quota_of(gang, kind, before, after)
+            was = self._had(gang)
+            for kind, steps in self._steps_by_kind(gang, placing).items():
+                if kind in kinds and steps > was[kind]:
+                    yield from self._quota_of(gang, kind, before, after)
 
     def _use_by_team(self, placed: Iterable[tuple[Gang, Placing]]) -> dict[tuple[int, int], int]:
         use: dict[tuple[int, int], int] = defaultdict(int)
@@ -656,11 +681,7 @@ class _Checker:
             if who not in limits:
                 continue
             most = limits[who]
-            was = (
-                self._steps_by_kind(gang, self.running[gang.id].placing)
-                if gang.id in self.running
-                else Counter()
-            )
+            was = self._had(gang)
             for kind, steps in self._steps_by_kind(gang, placing).items():
                 name, devices = self.facility.kinds[kind].name, most.devices.get(kind)
                 if devices is not None and steps > was[kind] and held[who, kind] > devices * SHARE_STEPS:
@@ -673,6 +694,11 @@ class _Checker:
                 yield Fault(
                     "member_limit", gang.id, f"{most.name} would run more than {most.running_jobs} jobs"
                 )
+
+    def _had(self, gang: Gang) -> Counter[int]:
+        """Millionths of devices of each kind that a job has before this plan."""
+        running = self.running.get(gang.id)
+        return Counter() if running is None else self._steps_by_kind(gang, running.placing)
 
     def _steps_by_kind(self, gang: Gang, placing: Placing) -> Counter[int]:
         """Millionths of devices of each kind; those that have no name yet too."""

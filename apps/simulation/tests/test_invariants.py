@@ -299,3 +299,41 @@ def test_evictions_come_to_rest(scene):
     # No job is put off its devices more often than others arrive, end or are put aside.
     outcome = run_scene(scene)
     assert sum(line["event"] == "preempt" for line in outcome.lines) <= len(scene["jobs"]) ** 2
+
+
+def test_a_job_may_grow_outside_a_hall_that_draws_more_than_its_new_limit():
+    """The excess was there before; what the job has in the hall it has as before."""
+    scene = {
+        "facility": {
+            "accelerator_types": [{"name": "A", "tdp_w": 400}],
+            "domains": [
+                {"name": "site", "kind": "facility"},
+                {"name": "hall", "kind": "hall", "parent": "site", "power_limit_w": 2000},
+                {"name": "rack", "kind": "rack", "parent": "hall"},
+            ],
+            "nodes": [
+                {"name": "inside", "accelerator": "A", "devices": 2, "power": "rack"},
+                {"name": "outside", "accelerator": "A", "devices": 2},
+            ],
+        },
+        "reservations": [{"name": "r", "start": 0, "end": 10, "nodes": ["outside"]}],
+        "jobs": [{"name": "j", "runtime": 60, "replicas": {"min": 1, "max": 4}, "power_w": 400}],
+        "events": [{"t": 2, "type": "set_power_limit", "domain": "hall", "power_limit_w": 500}],
+        "policy": {"resize_dwell_s": 0},
+    }
+    grown = [line["t"] for line in run_scene(scene).lines if line["event"] == "resize"]
+    assert grown == [10]
+
+
+def test_a_job_may_shrink_in_a_team_that_uses_more_than_its_new_quota():
+    """Giving devices back breaks no quota, though what stays is still more than the team owns."""
+    scene = scene_of(
+        {"runtime": 60, "replicas": {"min": 2, "max": 8}, "devices": 1, "team": "x"},
+        {"runtime": 10, "devices": 4, "team": "y", "priority": 9, "submit": 6},
+        policy={"resize_dwell_s": 0, "shield_s": 0},
+    )
+    scene["teams"] = [{"name": "x", "quota": {"A": 8}}, {"name": "y", "quota": {"A": 8}}]
+    scene["events"] = [{"t": 5, "type": "set_quota", "team": "x", "quota": {"A": 1}}]
+    lines = run_scene(scene).lines
+    assert [line["t"] for line in lines if line["event"] == "start"] == [0, 6]
+    assert [line["t"] for line in lines if line["event"] == "resize"] == [6]
