@@ -29,6 +29,7 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     DATA_LATE = "data_late"
     MOVE = "move"
+    RESIZE = "resize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,7 @@ _BY_CAUSE: Final[dict[Cause, Outcome]] = {
     Cause.PREEMPTION: "vacated",
     Cause.PAUSE: "vacated",
     Cause.MOVE: "vacated",
+    Cause.RESIZE: "vacated",
     Cause.NODE_LOST: "node_lost",
     Cause.DATA_LATE: "data_late",
 }

@@ -83,6 +83,9 @@ class Job(models.Model):
     n_moves = models.PositiveIntegerField(
         default=0, help_text="Attempts that were stopped to go on elsewhere, so that another job can start."
     )
+    n_resizes = models.PositiveIntegerField(
+        default=0, help_text="Attempts that were stopped to go on with more or fewer replicas."
+    )
     n_start_failures = models.PositiveIntegerField(default=0)
     n_node_losses = models.PositiveIntegerField(default=0)
     retry_at = models.DateTimeField(null=True, blank=True, help_text="Not tried again before.")
@@ -174,6 +177,7 @@ class StopCause(models.TextChoices):
     NODE_LOST = "node_lost"
     DATA_LATE = "data_late"
     MOVE = "move"
+    RESIZE = "resize"
 
 
 class Observed(models.TextChoices):

@@ -30,6 +30,7 @@ from apps.jobs.ledger.stopping import (
     request_data_late_stop,
     request_displaced_stop,
     request_time_limit_stop,
+    resize_many,
 )
 from apps.jobs.ledger.submission import MAX_JOBS_AT_ONCE, Receipt, submit_bulk, submit_job, submit_jobs
 
@@ -62,6 +63,7 @@ __all__ = [
     "request_data_late_stop",
     "request_displaced_stop",
     "request_time_limit_stop",
+    "resize_many",
     "resume_job",
     "stop_job",
     "submit_bulk",

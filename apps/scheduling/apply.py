@@ -19,7 +19,19 @@ from apps.jobs import services as jobs
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
 from apps.scheduling.engine.defragment import Proposal
-from apps.scheduling.engine.facts import NONE, Evict, Facility, Gang, Placing, Plan, Reserve, Start, Wait
+from apps.scheduling.engine.facts import (
+    NONE,
+    Evict,
+    Facility,
+    Gang,
+    Placing,
+    Plan,
+    Reserve,
+    Resize,
+    Start,
+    Wait,
+)
+from apps.scheduling.engine.sizes import resize_s
 from apps.scheduling.models import Earmark, Forecast, Reason, TeamUse
 from apps.scheduling.snapshot import KEEPS_ITS_EARMARK, Taken, instant, rule_versions
 from apps.staging import services as staging
@@ -56,10 +68,15 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     makes_room: dict[int, list[Evict]] = {}
     for evict in plan.evictions:
         makes_room.setdefault(evict.for_job_id, []).append(evict)
+    shrinks: dict[int, list[Resize]] = {}
+    for resize in plan.resizes:
+        if resize.for_job_id is not None:
+            shrinks.setdefault(resize.for_job_id, []).append(resize)
     at_once = []
     for start in plan.starts:
-        if start.job_id in makes_room:
-            why_not = _earmark(taken, start, makes_room[start.job_id], pass_id=pass_id, at=at)
+        if start.job_id in makes_room or start.job_id in shrinks:
+            leave, shrink = makes_room.get(start.job_id, ()), shrinks.get(start.job_id, ())
+            why_not = _earmark(taken, start, leave, shrink, pass_id=pass_id, at=at)
             if why_not:
                 stale.append((start.job_id, why_not))
         else:
@@ -68,6 +85,9 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
         outcomes = _start(taken, starts, pass_id=pass_id, at=at)
         n_started += len(outcomes.allocations)
         stale += outcomes.stale
+    for resize in plan.resizes:
+        if resize.for_job_id is None and (why_not := _grow(taken, resize, pass_id=pass_id, at=at)):
+            stale.append((resize.job_id, why_not))
     if taken.snapshot.earmarks:
         Earmark.objects.exclude(job__state__in=KEEPS_ITS_EARMARK, expires_at__gt=at).delete()
     cancelled = set(taken.never_satisfied)
@@ -75,7 +95,9 @@ def apply_plan(taken: Taken, plan: Plan, *, pass_id: int, at: datetime) -> Appli
     waits = _in_order([wait for wait in plan.waits if wait.job_id not in cancelled], taken.left_out)
     waits = _told_of_data(taken, waits)
     # Who waits until others have left is not in the plan's waits, and waits all the same.
-    reasons_left = _reasons.write(waits, pass_id=pass_id, at=at, still_wait=makes_room.keys())
+    reasons_left = _reasons.write(
+        waits, pass_id=pass_id, at=at, still_wait=makes_room.keys() | shrinks.keys()
+    )
     _write_forecasts(taken, plan.reserves, at=at)
     _write_use(taken, at=at)
     return Applied(n_started, tuple(stale), len(taken.never_satisfied), reasons_left)
@@ -102,19 +124,53 @@ def _start(taken: Taken, starts: Sequence[Start], *, pass_id: int, at: datetime)
 
 
 @transaction.atomic
-def _earmark(taken: Taken, start: Start, evictions: Sequence[Evict], *, pass_id: int, at: datetime) -> str:
-    """Ask the victims to leave, and keep their place for the job; it starts there when all of them are gone."""
+def _earmark(
+    taken: Taken,
+    start: Start,
+    evictions: Sequence[Evict],
+    shrinks: Sequence[Resize],
+    *,
+    pass_id: int,
+    at: datetime,
+) -> str:
+    """Ask the victims to leave, and keep their place for the job; it starts there when all of them are gone.
+
+    Those that only shrink keep what is left to them, and go on there.
+    """
     if _rules_have_changed(taken):
         return _CHANGED
     late = _send_for(taken, [start], at=at)
     if late:
         return late[start.job_id]
     asked = [jobs.Eviction(e.job_id, e.for_job_id, e.rule, e.lost_device_s) for e in evictions]
-    why_not = jobs.preempt_many(evictions=asked, pass_id=pass_id, at=at)
+    smaller = [_resized(taken, resize) for resize in shrinks]
+    why_not = jobs.preempt_many(evictions=asked, resizes=smaller, pass_id=pass_id, at=at)
     if why_not:
         return why_not
     _keep_place(taken, start.job_id, start.placing, at=at)
+    for resize in shrinks:
+        _keep_place(taken, resize.job_id, resize.placing, at=at)
     return ""
+
+
+@transaction.atomic
+def _grow(taken: Taken, resize: Resize, *, pass_id: int, at: datetime) -> str:
+    """Have a job write a checkpoint, and keep the larger place for it, where it goes on."""
+    if _rules_have_changed(taken):
+        return _CHANGED
+    why_not = jobs.resize_many(resizes=[_resized(taken, resize)], pass_id=pass_id, at=at)
+    if not why_not:
+        _keep_place(taken, resize.job_id, resize.placing, at=at)
+    return why_not
+
+
+def _resized(taken: Taken, resize: Resize) -> jobs.Eviction:
+    """What a change of size costs, in the words of the ledger."""
+    (running,) = (one for one in taken.snapshot.running if one.gang.id == resize.job_id)
+    devices = sum(len(share.devices) * share.share_steps for share in running.placing) / SHARE_STEPS
+    if resize.for_job_id is None:
+        return jobs.Eviction(resize.job_id, resize.job_id, "grow", devices * resize_s(running.gang))
+    return jobs.Eviction(resize.job_id, resize.for_job_id, "shrink", devices * resize_s(running.gang))
 
 
 @transaction.atomic

@@ -46,8 +46,8 @@ _RULES: Final = (
 )
 
 
-# What the running service has otherwise than the engine: no backend here can change the size of what runs.
-USUAL: Final[Mapping[str, Any]] = {"resizing": False, "shield_s": 60.0}
+# What the running service has otherwise than the engine: a job gets another size by a checkpoint and a restart.
+USUAL: Final[Mapping[str, Any]] = {"resizes_by_restart": True, "shield_s": 60.0}
 
 
 def current_policy() -> Policy:

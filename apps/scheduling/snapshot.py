@@ -357,11 +357,9 @@ def what_is_left(
 def _saving_of(checkpoint: Any) -> Saving | None:
     if not checkpoint:
         return None
+    # Nothing here changes the size of an attempt: a job that does not ask for it is restarted as well.
     return Saving(
-        checkpoint["interval"],
-        checkpoint.get("cost", 0.0),
-        checkpoint.get("restart", 0.0),
-        checkpoint.get("on_resize", False),
+        checkpoint["interval"], checkpoint.get("cost", 0.0), checkpoint.get("restart", 0.0), on_resize=True
     )
 
 

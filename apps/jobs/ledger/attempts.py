@@ -170,15 +170,18 @@ def _move_on(
     if job.state in (State.STARTING, State.RUNNING):
         # It left unasked by the table: what told it to go was lost. The same road, one step longer.
         job.state = follow(State(job.state), Trigger.PREEMPT)
-    is_moved = allocation.stop_cause == StopCause.MOVE
-    if is_moved:
-        job.n_moves += 1
+    kind = "job.preempted"
+    if allocation.stop_cause == StopCause.MOVE:
+        job.n_moves, kind = job.n_moves + 1, "job.moved"
+    elif allocation.stop_cause == StopCause.RESIZE:
+        job.n_resizes, kind = job.n_resizes + 1, "job.resized"
     else:
         job.n_preemptions += 1
     _requeue(job, [Trigger.VACATED], at=at, retry_s=0.0)
-    return "job.moved" if is_moved else "job.preempted"
+    return kind
 
 
+_SAVES: Final = (StopCause.PAUSE, StopCause.RESIZE)  # these give a job the time that its checkpoint takes
 _FINAL: Final = {
     "succeeded": Trigger.SUCCEEDED,
     "failed": Trigger.FAILED,
@@ -210,9 +213,9 @@ def _backoff_s(n_failures: int) -> float:
 
 
 def _has_saved(job: Job, allocation: Allocation, outcome: Outcome, at: datetime) -> bool:
-    """Whether it was asked to pause and took the time that its checkpoint is declared to cost."""
+    """Whether it was asked to write a checkpoint and took the time that this is declared to cost."""
     checkpoint = job.spec.get("checkpoint")
-    if outcome != "vacated" or allocation.stop_cause != StopCause.PAUSE or not checkpoint:
+    if outcome != "vacated" or allocation.stop_cause not in _SAVES or not checkpoint:
         return False
     took_s = (at - (allocation.stop_at or at)).total_seconds()
     return bool(checkpoint.get("cost", 0.0) <= took_s <= allocation.grace_s)

@@ -8,12 +8,11 @@ from typing import Any, Final
 from django.db import connection, transaction
 
 from apps.events.services import EventRow, record_many
-from apps.jobs.ledger.moves import allocation_event, job_event, locked_job, save_job
+from apps.jobs.ledger.moves import allocation_event, job_event, locked_job, save_job, time_to_save_s
 from apps.jobs.lifecycle import State, Trigger, follow
 from apps.jobs.models import Allocation, Desired, Job, PowerCap, StopCause
 from apps.power.models import PowerController
 
-PAUSE_MARGIN_S: Final = 10.0  # beyond what a checkpoint is declared to take
 _SAME: Final = 1e-9
 _ASKED: Final = ("desired_share", "desired_at", "back_share", "lease_until_at", "fence")
 _SEEN: Final = (
@@ -215,7 +214,7 @@ def pause_jobs(*, asks: Sequence[PauseAsk], at: datetime) -> tuple[int, ...]:
             continue
         job.state, job.state_at = follow(State(job.state), Trigger.PAUSE), at
         save_job(job, "state", "state_at")
-        allocation.grace_s = 0.0 if ask.is_hard else _time_to_save_s(job, allocation)
+        allocation.grace_s = 0.0 if ask.is_hard else time_to_save_s(job, allocation)
         allocation.desired_state, allocation.stop_cause = Desired.STOP, StopCause.PAUSE
         allocation.stop_at = allocation.stop_at or at
         allocation.save(update_fields=["grace_s", "desired_state", "stop_cause", "stop_at"])
@@ -226,12 +225,6 @@ def pause_jobs(*, asks: Sequence[PauseAsk], at: datetime) -> tuple[int, ...]:
         events.append(allocation_event("allocation.stop_requested", allocation, job, **told))
     record_many(events)
     return tuple(on_their_way)
-
-
-def _time_to_save_s(job: Job, allocation: Allocation) -> float:
-    checkpoint = job.spec.get("checkpoint")
-    cost_s = float(checkpoint.get("cost", 0.0)) if checkpoint else 0.0
-    return max(allocation.grace_s, cost_s + PAUSE_MARGIN_S if checkpoint else 0.0)
 
 
 @transaction.atomic

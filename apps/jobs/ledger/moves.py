@@ -14,8 +14,18 @@ from apps.jobs.models import (
 
 ATTEMPT_FIELDS: Final = (
     "state", "state_at", "queued_at", "retry_at", "ended_at", "exit_code", "end_code", "end_message",
-    "ran_s", "lost_s", "n_preemptions", "n_moves", "n_start_failures", "n_node_losses",
+    "ran_s", "lost_s", "n_preemptions", "n_moves", "n_resizes", "n_start_failures", "n_node_losses",
 )  # fmt: skip
+
+
+SAVING_MARGIN_S: Final = 10.0  # beyond what a checkpoint is declared to take
+
+
+def time_to_save_s(job: Job, allocation: Allocation) -> float:
+    """Seconds that an attempt is given to write its checkpoint before it is killed."""
+    checkpoint = job.spec.get("checkpoint")
+    cost_s = float(checkpoint.get("cost", 0.0)) if checkpoint else 0.0
+    return max(allocation.grace_s, cost_s + SAVING_MARGIN_S if checkpoint else 0.0)
 
 
 def locked_job(job_id: int) -> Job:

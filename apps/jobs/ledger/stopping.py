@@ -1,13 +1,13 @@
 """Asking attempts to end: to give way, to go on elsewhere, at their time limit, or because their data is late."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from django.db import transaction
 
 from apps.events.services import record_many
-from apps.jobs.ledger.moves import allocation_event, job_event, locked_allocation, save_job
+from apps.jobs.ledger.moves import allocation_event, job_event, locked_allocation, save_job, time_to_save_s
 from apps.jobs.lifecycle import State, Trigger, follow
 from apps.jobs.models import (
     Allocation,
@@ -19,22 +19,44 @@ from apps.teams.models import User
 
 
 class Eviction(NamedTuple):
-    """A running job is to give way to a waiting one."""
+    """A running job is to give way to a waiting one.
+
+    Attributes:
+        for_job_id: That one; of a job that is only to change its size, the job itself.
+        rule: "priority" or "reclaim"; "move" of one that goes on elsewhere, "shrink" or "grow" of another size.
+    """
 
     job_id: int
     for_job_id: int
-    rule: str  # "priority" or "reclaim"; "move" of one that goes on elsewhere
+    rule: str
     lost_device_s: float
 
 
 @transaction.atomic
-def preempt_many(*, evictions: Sequence[Eviction], pass_id: int | None, at: datetime) -> str:
+def preempt_many(
+    *, evictions: Sequence[Eviction], pass_id: int | None, at: datetime, resizes: Sequence[Eviction] = ()
+) -> str:
     """Ask running jobs to give way, all of them or none: signal, time to write a checkpoint, kill.
+
+    Args:
+        resizes: Jobs that give way with a part of what they hold, as in `resize_many`.
 
     Returns:
         Why not, if one of them is not there to give way any more; empty when all were asked. Asking twice is once.
     """
-    return _ask_all(evictions, StopCause.PREEMPTION, at=at, pass_id=pass_id)
+    causes = dict.fromkeys(evictions, StopCause.PREEMPTION) | dict.fromkeys(resizes, StopCause.RESIZE)
+    return _ask_all(causes, at=at, pass_id=pass_id)
+
+
+@transaction.atomic
+def resize_many(
+    *, resizes: Sequence[Eviction], at: datetime, pass_id: int | None = None, reason: str = ""
+) -> str:
+    """Ask running jobs to write a checkpoint and go on with more or fewer replicas, as `preempt_many` does.
+
+    They go back to the queue with their place in line, and are counted as resized: that is no preemption.
+    """
+    return _ask_all(dict.fromkeys(resizes, StopCause.RESIZE), at=at, pass_id=pass_id, reason=reason)
 
 
 @transaction.atomic
@@ -47,26 +69,25 @@ def move_many(*, evictions: Sequence[Eviction], actor: User, reason: str, at: da
         actor: Whose word it is.
         reason: Goes into the log of each.
     """
-    return _ask_all(evictions, StopCause.MOVE, at=at, actor=actor, reason=reason)
+    return _ask_all(dict.fromkeys(evictions, StopCause.MOVE), at=at, actor=actor, reason=reason)
 
 
 _WORDS: Final = {
     StopCause.PREEMPTION: ("job.preempting", "pre-empted"),
     StopCause.MOVE: ("job.moving", "moved"),
+    StopCause.RESIZE: ("job.resizing", "resized by a restart"),
 }
 
 
 def _ask_all(
-    evictions: Sequence[Eviction],
-    cause: StopCause,
+    causes: Mapping[Eviction, StopCause],
     *,
     at: datetime,
     pass_id: int | None = None,
     actor: User | None = None,
     reason: str = "",
 ) -> str:
-    kind, word = _WORDS[cause]
-    wanted = {eviction.job_id: eviction for eviction in evictions}
+    wanted = {eviction.job_id: (eviction, cause) for eviction, cause in causes.items()}
     jobs = list(Job.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk"))
     allocations = {
         allocation.job_id: allocation
@@ -76,7 +97,7 @@ def _ask_all(
     }
     asked = []
     for job in jobs:
-        allocation = allocations.get(job.pk)
+        allocation, (_, cause) = allocations.get(job.pk), wanted[job.pk]
         if allocation is None or job.state not in (State.STARTING, State.RUNNING, State.PREEMPTING):
             return f"job {job.pk} no longer runs"
         if allocation.desired_state == Desired.STOP:
@@ -84,15 +105,18 @@ def _ask_all(
                 return f"job {job.pk} ends already"
             continue
         if job.spec.get("preemptible") is False:
-            return f"job {job.pk} is not to be {word}"
+            return f"job {job.pk} is not to be {_WORDS[cause][1]}"
         asked.append((job, allocation))
     if len(jobs) < len(wanted):
         return "a job is gone"
     events = []
     for job, allocation in asked:
-        eviction = wanted[job.pk]
+        eviction, cause = wanted[job.pk]
         job.state, job.state_at = follow(State(job.state), Trigger.PREEMPT), at
         save_job(job, "state", "state_at")
+        if cause == StopCause.RESIZE:
+            allocation.grace_s = time_to_save_s(job, allocation)
+            allocation.save(update_fields=["grace_s"])
         ask_to_stop(allocation, cause, at)
         data = {
             "for_job_id": eviction.for_job_id,
@@ -101,7 +125,7 @@ def _ask_all(
             "pass_id": pass_id,
         }
         told = {"actor": actor, "reason": reason}
-        events.append(job_event(kind, job, at=at, data=data, **told))
+        events.append(job_event(_WORDS[cause][0], job, at=at, data=data, **told))
         asked_for = {"cause": cause.value, **data}
         events.append(
             allocation_event("allocation.stop_requested", allocation, job, at=at, data=asked_for, **told)

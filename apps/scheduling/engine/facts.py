@@ -347,6 +347,9 @@ class Policy:
     explain: bool = True  # find reasons and forecasts of waiting jobs
     most_evictions: int | None = 5  # a job that was evicted so often is no victim any more; None: no bound
     resizing: bool = True  # running elastic jobs may be given another size
+    resizes_by_restart: bool = (
+        False  # by a checkpoint and a restart: only who writes checkpoints and may be preempted
+    )
     resize_dwell_s: float = (
         300.0  # an elastic job keeps a size that it got at least so long before it grows again
     )

@@ -60,6 +60,7 @@ from apps.scheduling.engine.sizes import (
     Sizer,
     end_after,
     least_sizes,
+    may_resize,
     preferred_sizes,
     relative_rate,
     sizes_of,
@@ -413,7 +414,9 @@ class Pass:
                 leave_s.setdefault(node, []).append(self.calendar.held[running.gang.id].end_s)
         for reserve in self.snapshot.earmarks:
             if reserve.job_id in moving:
-                self._keep_for(moving[reserve.job_id], reserve.placing)
+                there = {share.node for share in reserve.placing}
+                free_s = max((end_s for node in there for end_s in leave_s.get(node, ())), default=self.now_s)
+                self._keep_for(moving[reserve.job_id], reserve.placing, free_s)
                 continue
             gang = gangs.get(reserve.job_id)
             if (
@@ -428,6 +431,8 @@ class Pass:
                 earmarked[gang.id] = False
                 continue
             nodes = {share.node for share in reserve.placing}
+            if gang.is_elastic and leave_s.keys().isdisjoint(nodes):
+                continue  # nobody leaves that it waits for: another size may do at once
             start_s = max(
                 reserve.start_s,
                 self.now_s + OVERDUE_S,
@@ -455,12 +460,16 @@ class Pass:
         booking = self.snapshot.bookings[gang.shape.reservation]
         return booking.start_s <= start_s and end_s <= booking.end_s
 
-    def _keep_for(self, gang: Gang, placing: Placing) -> None:
-        """Keep the place to which a job moves while it still leaves another, where its quota and its watts count."""
+    def _keep_for(self, gang: Gang, placing: Placing, free_s: float) -> None:
+        """Keep the place in which a job goes on while it still leaves another, where its quota and its watts count.
+
+        Args:
+            free_s: When all have left it who were asked to; the job itself may be one of them.
+        """
         there = charge_of(self.frame, self.tree, gang, _any_devices(gang, placing))
         nothing = np.zeros(0, dtype=np.int64)
         charge = replace(there, draw=np.zeros_like(there.draw), kinds=nothing, steps=nothing)
-        start_s = self.now_s + OVERDUE_S
+        start_s = max(self.now_s + OVERDUE_S, free_s)
         self.calendar.promise_if_free(gang, charge, start_s, start_s + gang.limit_s)
 
     # -- one gang ---------------------------------------------------------------------------------------------------
@@ -936,7 +945,7 @@ class Pass:
         self.starts.append(Start(gang.id, placing, kind, offer.end_s, offer.cap, why))
         if kind != NONE and self.tree.borrows(self.calendar.now.use, gang.team, kind):
             self.borrowing.add(gang.team)
-        if gang.is_elastic and self.policy.resizing and self.policy.resize_dwell_s > 0:
+        if may_resize(gang, self.policy) and self.policy.resize_dwell_s > 0:
             self.boundary_s = min(
                 self.boundary_s, self.now_s + self.policy.resize_dwell_s
             )  # it may grow then

@@ -26,7 +26,7 @@ from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placin
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import give_back, may_take
 from apps.scheduling.engine.placement import Amounts, Found, may_hold
-from apps.scheduling.engine.sizes import end_after, resize_s, sizes_of
+from apps.scheduling.engine.sizes import end_after, may_resize, resize_s, sizes_of
 from apps.scheduling.engine.state import Charge, Floor, charge_of
 from apps.scheduling.engine.units import BIG, FULL
 
@@ -287,7 +287,7 @@ class Preemptor:
     def _replicas(self, running: Running) -> list[Item]:
         """Replicas that an elastic job can lose, those on nodes where it has fewest first."""
         gang = running.gang
-        if not gang.is_elastic or running.cap < 1.0 or not self.walk.policy.resizing:
+        if running.cap < 1.0 or not may_resize(gang, self.walk.policy):
             return []
         items: list[Item] = []
         sizes = sizes_of(gang, running.placing)

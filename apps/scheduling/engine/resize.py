@@ -11,7 +11,7 @@ import numpy as np
 from apps.scheduling.engine.facts import BoolArray, IntArray, Placing, Resize, Running, Shape, Share
 from apps.scheduling.engine.frame import LEVELS
 from apps.scheduling.engine.placement import Found
-from apps.scheduling.engine.sizes import end_after, gains_time, relative_rate, sizes_of
+from apps.scheduling.engine.sizes import end_after, gains_time, may_resize, relative_rate, sizes_of
 from apps.scheduling.engine.state import charge_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,12 @@ def grow(walk: Pass) -> None:
     capped = {change.job_id for change in walk.snapshot.cap_changes}
     for running in walk.snapshot.running:
         gang = running.gang
-        if not gang.is_elastic or running.cap < 1.0 or running.is_leaving or gang.id in walk.gone:
+        if (
+            not may_resize(gang, walk.policy)
+            or running.cap < 1.0
+            or running.is_leaving
+            or gang.id in walk.gone
+        ):
             continue
         if gang.id in capped:
             continue  # what it would draw under a cap to come, with more replicas, is for that plan to say

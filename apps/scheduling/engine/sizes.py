@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from apps.scheduling.engine.facts import Ask, Gang, Placing, Running, Shape
+from apps.scheduling.engine.facts import Ask, Gang, Placing, Policy, Running, Shape
 
 Sizes = tuple[int, ...]  # replicas of each group
 
@@ -42,6 +42,13 @@ def relative_rate(gang: Gang, sizes: Sequence[int]) -> float:
     if gang.scaling:
         return rate_at(gang.scaling, min(n for n, _ in elastic))
     return min(n / preferred for n, preferred in elastic)
+
+
+def may_resize(gang: Gang, policy: Policy) -> bool:
+    """Whether a job may be given another size while it runs."""
+    if not policy.resizing or not gang.is_elastic:
+        return False
+    return not policy.resizes_by_restart or (gang.preemptible and gang.saving is not None)
 
 
 def resize_s(gang: Gang) -> float:

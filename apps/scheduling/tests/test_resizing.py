@@ -1,0 +1,114 @@
+"""Elastic jobs in the running service: another size by a checkpoint and a restart, in a place that is kept for them."""
+
+import pytest
+
+from apps.jobs import services as jobs
+from apps.jobs.lifecycle import State
+from apps.jobs.models import Allocation, DeviceClaim, Job, StopCause
+from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
+from apps.scheduling import services
+from apps.scheduling.models import Earmark, Pass
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SAVES = {"checkpoint": {"interval": 600, "cost": 5, "restart": 5}}
+
+
+def running(ours, me, *, at=NOON, **fields):
+    made = job(ours, me, at=at, **fields)
+    services.run_pass(at=at)
+    attempt = Allocation.objects.get(job=made, ended_at=None)
+    jobs.allocation_started(allocation_id=attempt.pk, fence=attempt.fence, at=at)
+    return made
+
+
+def size_of(made):
+    claims = DeviceClaim.objects.filter(placement__allocation__job=made, released_at=None)
+    return claims.count()
+
+
+def test_a_job_grows_into_what_nobody_waits_for_and_keeps_its_place_meanwhile():
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    rigid = running(ours, me, devices=2, time_limit=200.0)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 2, "max": 4}, time_limit=9000.0, **SAVES
+    )
+    assert size_of(made) == 2
+    end(Allocation.objects.get(job=rigid), "succeeded", at=later(200))
+    services.run_pass(at=later(200))
+    assert Job.objects.get(pk=made.pk).state == State.RUNNING  # its size is too young
+    services.run_pass(at=later(400))
+
+    attempt = Allocation.objects.get(job=made)
+    assert Job.objects.get(pk=made.pk).state == State.PREEMPTING
+    assert (attempt.desired_state, attempt.stop_cause, attempt.grace_s) == ("stop", StopCause.RESIZE, 15.0)
+    # Nobody else takes what it grows into, while it writes its checkpoint.
+    other = job(ours, me, devices=1, time_limit=3000.0, at=later(401))
+    services.run_pass(at=later(401))
+    assert Job.objects.get(pk=other.pk).state == State.QUEUED
+
+    end(attempt, "vacated", at=later(406))
+    services.run_pass(at=later(406))
+    again = Job.objects.get(pk=made.pk)
+    assert (again.state, again.n_resizes, again.n_preemptions, again.lost_s) == (State.STARTING, 1, 0, 0.0)
+    assert size_of(made) == 4
+    services.run_pass(at=later(407))
+    assert not Earmark.objects.exists()
+    assert not Pass.objects.filter(is_refused=True).exists()
+
+
+def test_a_job_shrinks_for_another_instead_of_leaving():
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 4, "max": 4}, time_limit=9000.0, **SAVES
+    )
+    assert size_of(made) == 4
+    high = job(ours, me, devices=2, priority=5, time_limit=600.0, at=later(120))
+    services.run_pass(at=later(120))
+    services.run_pass(at=later(121))  # asks nobody twice
+    attempt = Allocation.objects.get(job=made)
+    assert attempt.stop_cause == StopCause.RESIZE
+    assert {one.job_id for one in Earmark.objects.all()} == {made.pk, high.pk}
+
+    end(attempt, "vacated", at=later(126))
+    services.run_pass(at=later(126))
+    assert [Job.objects.get(pk=one.pk).state for one in (made, high)] == [State.STARTING, State.STARTING]
+    assert (size_of(made), size_of(high)) == (2, 2)
+    assert Job.objects.get(pk=made.pk).n_preemptions == 0
+    assert not Pass.objects.filter(is_refused=True).exists()
+
+
+@pytest.mark.parametrize("fields", [{}, {**SAVES, "preemptible": False}])
+def test_who_cannot_go_on_from_a_checkpoint_keeps_its_size(fields):
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    rigid = running(ours, me, devices=2, time_limit=200.0)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 2, "max": 4}, time_limit=9000.0, **fields
+    )
+    end(Allocation.objects.get(job=rigid), "succeeded", at=later(200))
+    services.run_pass(at=later(400))
+    assert Job.objects.get(pk=made.pk).state == State.RUNNING
+    assert not Earmark.objects.exists()
+
+
+def test_where_the_larger_place_is_not_to_be_had_any_more_the_job_goes_on_at_a_size_that_fits():
+    """Its quota was taken while it wrote its checkpoint; nobody leaves for whom it had to wait."""
+    where = fleet(2, 4)
+    ours = team(quota={where.kind: 4})
+    me = person(ours)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 2, "max": 4}, time_limit=9000.0, **SAVES
+    )
+    services.run_pass(at=later(400))
+    attempt = Allocation.objects.get(job=made)
+    assert attempt.stop_cause == StopCause.RESIZE
+    other = job(ours, me, devices=2, time_limit=3000.0, at=later(401))
+    services.run_pass(at=later(401))
+    assert Job.objects.get(pk=other.pk).state == State.STARTING
+    end(attempt, "vacated", at=later(406))
+    services.run_pass(at=later(406))
+    assert Job.objects.get(pk=made.pk).state == State.STARTING
+    assert size_of(made) == 2
