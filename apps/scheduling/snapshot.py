@@ -58,6 +58,7 @@ from apps.scheduling.engine.facts import (
     Team,
     Wait,
 )
+from apps.scheduling.engine.sizes import relative_rate, sizes_of
 from apps.scheduling.histories import Histories
 from apps.scheduling.measured_power import Peaks, with_measured
 from apps.scheduling.response.ahead import Ahead, first_change_at, look_ahead
@@ -1247,7 +1248,10 @@ class _Reader:
         since_s = bound_s if started_s is None else started_s
         # One that waits for its data begins when that has come, at the latest.
         begins_s = data_due_s if started_s is None and data_due_s is not None else since_s
-        ends_s = begins_s + (gang.limit_s if gang.limit_s != inf else gang.work_s)
+        ends_s = begins_s + gang.limit_s
+        if gang.limit_s == inf:
+            rate = relative_rate(gang, sizes_of(gang, placing)) if gang.is_elastic else 1.0
+            ends_s = begins_s + gang.work_s / max(rate, 1e-6)
         is_leaving = desired == Desired.STOP
         if is_leaving and stop_s is not None:
             # It does not hold its devices to its limit any more: after the grace it is killed.

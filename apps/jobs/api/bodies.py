@@ -220,6 +220,7 @@ class JobOut(Out):
     end_message: str = Field(description="Free text; for its team, else empty.")
     preemptions: int
     moves: int = Field(description="Times it was stopped to go on elsewhere, so that another could start.")
+    resizes: int = Field(description="Times it was stopped to go on with more or fewer replicas.")
     wait_s: float
     run_s: float
 
@@ -395,6 +396,7 @@ def job_out(
         "end_message": job.end_message if shows_private else "",
         "preemptions": job.n_preemptions,
         "moves": job.n_moves,
+        "resizes": job.n_resizes,
         "wait_s": selectors.wait_s(job, at),
         "run_s": selectors.run_s(job, at),
     }

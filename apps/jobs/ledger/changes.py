@@ -147,9 +147,12 @@ def _ask(job: Job, name: str, value: Any, before: _Change, after: _Change) -> No
     old = job.spec.get(name)
     if value == old or (name == "replicas" and value == 1 and old is None):
         return
-    if job.state != State.QUEUED:
+    if job.state != State.QUEUED and not (name == "replicas" and _may_resize(job, value)):
         raise NotNow(
-            "Only a job that waits can be given another size or place.", job_id=job.pk, state=job.state
+            "Only a job that waits can be given another size or place; one that runs, other bounds of its size, if it"
+            " is elastic, writes checkpoints and may be preempted.",
+            job_id=job.pk,
+            state=job.state,
         )
     if "groups" in job.spec and name not in _OF_ALL_GROUPS:
         raise Refused([Fault(name, "invalid", f"groups already say their own {name}")])
@@ -158,6 +161,13 @@ def _ask(job: Job, name: str, value: Any, before: _Change, after: _Change) -> No
         job.spec.pop(name, None)
     else:
         job.spec[name] = value
+
+
+def _may_resize(job: Job, value: Any) -> bool:
+    """Whether the planner can bring a job that runs between new bounds: by a checkpoint and a restart."""
+    is_elastic = isinstance(value, dict) and isinstance(job.spec.get("replicas"), dict)
+    is_saved = bool(job.spec.get("checkpoint")) and job.spec.get("preemptible") is not False
+    return is_elastic and is_saved and job.state in (State.STARTING, State.RUNNING)
 
 
 def _fit(job: Job, after: _Change) -> None:

@@ -283,12 +283,24 @@ class _Checker:
             if resize.for_job_id is None:
                 # Added up as the planner does: the same difference may come out a rounding less.
                 since_s = max(running.sized_s, running.started_s)
-                if self.snapshot.now_s < since_s + self.policy.resize_dwell_s:
+                is_young = self.snapshot.now_s < since_s + self.policy.resize_dwell_s
+                if is_young and not self._is_out_of_bounds(gang, running.placing):
                     yield Fault("resize", gang.id, "has its size not long enough")
                 yield from self._bookings(gang, resize.placing, resize.expected_end_s)
                 yield from self._data(gang, resize.placing)
             elif grows or resize.for_job_id not in starting:
                 yield Fault("resize", gang.id, "grows for another, or shrinks for a job that does not start")
+
+    def _is_out_of_bounds(self, gang: Gang, placing: Placing) -> bool:
+        """Whether a job has a size that it may not have any more."""
+        counts: Counter[int] = Counter()
+        for share in placing:
+            counts[share.group] += share.n_replicas
+        return any(
+            (ask.n_min is not None and counts[g] < ask.n_min)
+            or (ask.n_max is not None and counts[g] > ask.n_max)
+            for g, ask in enumerate(gang.shape.asks)
+        )
 
     def _n_devices(self, gang: Gang, placing: Placing) -> float:
         return sum(

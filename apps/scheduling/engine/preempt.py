@@ -26,7 +26,7 @@ from apps.scheduling.engine.facts import NONE, BoolArray, Gang, IntArray, Placin
 from apps.scheduling.engine.frame import LEVELS, Frame
 from apps.scheduling.engine.kernels import give_back, may_take
 from apps.scheduling.engine.placement import Amounts, Found, may_hold
-from apps.scheduling.engine.sizes import end_after, may_resize, resize_s, sizes_of
+from apps.scheduling.engine.sizes import end_after, may_resize, one_by_one, resize_s, sizes_of, without
 from apps.scheduling.engine.state import Charge, Floor, charge_of
 from apps.scheduling.engine.units import BIG, FULL
 
@@ -302,7 +302,7 @@ class Preemptor:
                 (s for s in running.placing if s.group == g), key=lambda s: (s.n_replicas, -s.node, s.devices)
             )
             for share in shares:
-                for one in _one_by_one(share, ask.devices):
+                for one in one_by_one(share, ask.devices):
                     if not spare:
                         break
                     charge = charge_of(self.walk.frame, self.walk.tree, gang, (one,))
@@ -455,7 +455,7 @@ class Preemptor:
         return Room(
             kind,
             tuple(item.running for item in evicted),
-            tuple((running, _without(running, replicas)) for running, replicas in shrunk),
+            tuple((running, without(running, replicas)) for running, replicas in shrunk),
             best[0],
         )
 
@@ -604,7 +604,7 @@ class _Trial:
         put: list[Held] = []
         late: list[tuple[Held, float]] = []
         for running, replicas in shrunk:
-            keeps = _without(running, replicas)
+            keeps = without(running, replicas)
             if not walk.is_spread(running.gang, keeps):
                 return False
             held = calendar.held[running.gang.id]
@@ -658,7 +658,7 @@ class _Trial:
                         fewer = without
                         if len(back) == at_once:
                             break
-                goes_well = not back or self._does_without([held[item.place] for item in back], fewer)
+                goes_well = not back or self._doeswithout([held[item.place] for item in back], fewer)
                 if not goes_well and len(back) > 1:
                     at_once = len(back) // 2
                     continue
@@ -668,13 +668,13 @@ class _Trial:
                     calendar.lift([held[item.place] for item in back], 1)
                     kept = fewer
             for item in forbidden:
-                if self._does_without([held[item.place]], [other for other in kept if other is not item]):
+                if self._doeswithout([held[item.place]], [other for other in kept if other is not item]):
                     return None
             return kept
         finally:
             calendar.lift([held[item.place] for item in kept], 1)
 
-    def _does_without(self, back: Sequence[Held], fewer: Sequence[Item]) -> bool:
+    def _doeswithout(self, back: Sequence[Held], fewer: Sequence[Item]) -> bool:
         """Whether it starts even if these of those that are lifted were put back, so that fewer are gone."""
         if not self._leaves_open(fewer):
             return False
@@ -732,45 +732,3 @@ def _normal(items: Sequence[Item]) -> tuple[list[Item], list[tuple[Running, list
         if item.replica is not None and item.running.gang.id not in whole:
             losing.setdefault(item.running.gang.id, (item.running, []))[1].append(item.replica)
     return list(whole.values()), list(losing.values())
-
-
-def _one_by_one(share: Share, devices: int) -> list[Share]:
-    """The replicas of a share, each on its own; the last devices first."""
-    n = share.n_replicas
-    if not share.devices:
-        return [Share(share.group, share.node, 1, (), share.share_steps)] * n
-    if devices:
-        return [
-            Share(
-                share.group, share.node, 1, share.devices[i * devices : (i + 1) * devices], share.share_steps
-            )
-            for i in range(n - 1, -1, -1)
-        ]
-    return [Share(share.group, share.node, 1, share.devices, share.share_steps // n)] * n
-
-
-def _without(running: Running, replicas: Sequence[Share]) -> Placing:
-    """A placing without some of its replicas."""
-    kept = []
-    for share in running.placing:
-        gone = [
-            r
-            for r in replicas
-            if r.group == share.group
-            and r.node == share.node
-            and (not r.devices or set(r.devices) <= set(share.devices))
-        ]
-        if not gone:
-            kept.append(share)
-            continue
-        left = share.n_replicas - len(gone)
-        if left <= 0:
-            continue
-        if share.devices and gone[0].share_steps == share.share_steps:
-            lost = {d for r in gone for d in r.devices}
-            devices = tuple(d for d in share.devices if d not in lost)
-            kept.append(Share(share.group, share.node, left, devices, share.share_steps))
-        else:
-            steps = share.share_steps * left // share.n_replicas if share.devices else share.share_steps
-            kept.append(Share(share.group, share.node, left, share.devices, steps))
-    return tuple(kept)

@@ -1,8 +1,9 @@
-"""Growing elastic jobs into what is left over when everything that waits has been looked at."""
+"""Sizes of running elastic jobs: into what is left over when all that waits was looked at, and within new bounds."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,15 @@ import numpy as np
 from apps.scheduling.engine.facts import BoolArray, IntArray, Placing, Resize, Running, Shape, Share
 from apps.scheduling.engine.frame import LEVELS
 from apps.scheduling.engine.placement import Found
-from apps.scheduling.engine.sizes import end_after, gains_time, may_resize, relative_rate, sizes_of
+from apps.scheduling.engine.sizes import (
+    end_after,
+    gains_time,
+    may_resize,
+    one_by_one,
+    relative_rate,
+    sizes_of,
+    without,
+)
 from apps.scheduling.engine.state import charge_of
 
 if TYPE_CHECKING:
@@ -22,7 +31,8 @@ def grow(walk: Pass) -> None:
     """Give running elastic jobs more replicas, up to their most: those furthest below their preferred size first.
 
     Every rule holds at every instant until the job ends, promises to waiting jobs among them. A job that got its size
-    less than the dwell time ago keeps it; so does one for which the change takes longer than it saves.
+    less than the dwell time ago keeps it; so does one for which the change takes longer than it saves. A job whose
+    bounds were changed meanwhile comes back into them as soon as there is room.
     """
     candidates: list[tuple[tuple[object, ...], Running]] = []
     capped = {change.job_id for change in walk.snapshot.cap_changes}
@@ -38,14 +48,28 @@ def grow(walk: Pass) -> None:
         if gang.id in capped:
             continue  # what it would draw under a cap to come, with more replicas, is for that plan to say
         sizes = sizes_of(gang, running.placing)
-        if all(n >= ask.most for n, ask in zip(sizes, gang.shape.asks, strict=True)):
+        pairs = list(zip(sizes, gang.shape.asks, strict=True))
+        if any(n > ask.most for n, ask in pairs):
+            _shrink_to_most(walk, running)
             continue
+        if all(n >= ask.most for n, ask in pairs):
+            continue
+        is_too_small = any(n < ask.least for n, ask in pairs)
         ready_s = max(running.sized_s, running.started_s) + walk.policy.resize_dwell_s
-        if ready_s > walk.now_s:
+        if ready_s > walk.now_s and not is_too_small:
             walk.boundary_s = min(walk.boundary_s, ready_s)
             continue
         candidates.append(
-            ((-gang.priority, relative_rate(gang, sizes), gang.submitted_s, gang.sequence), running)
+            (
+                (
+                    not is_too_small,
+                    -gang.priority,
+                    relative_rate(gang, sizes),
+                    gang.submitted_s,
+                    gang.sequence,
+                ),
+                running,
+            )
         )
     for _, running in sorted(candidates, key=lambda c: c[0]):
         _grow_one(walk, running)
@@ -54,15 +78,48 @@ def grow(walk: Pass) -> None:
 def _grow_one(walk: Pass, running: Running) -> None:
     gang, placing = running.gang, running.placing
     for g, ask in enumerate(gang.shape.asks):
-        room = ask.most - sum(share.n_replicas for share in placing if share.group == g)
-        if room > 0:
-            more = _more(walk, running, placing, g, room)
+        n = sum(share.n_replicas for share in placing if share.group == g)
+        if n < ask.most:
+            more = _more(walk, running, placing, g, ask.most - n, ask.least - n)
             if more is not None:
                 placing = _merged(placing, more, g, bool(ask.share_steps))
     if placing == running.placing:
         return
-    if not gains_time(running, placing, walk.now_s):
+    sizes = zip(sizes_of(gang, running.placing), sizes_of(gang, placing), gang.shape.asks, strict=True)
+    wanted = [(before < ask.least, after >= ask.least) for before, after, ask in sizes]
+    if not all(is_enough for _, is_enough in wanted):
+        return
+    if not any(was_too_small for was_too_small, _ in wanted) and not gains_time(running, placing, walk.now_s):
         return  # more replicas would bring nothing, or less than the change takes
+    _carry_out(walk, running, placing)
+
+
+def _shrink_to_most(walk: Pass, running: Running) -> None:
+    """Take away what is above the most that a job may have by now: where it has fewest, or too many in one domain."""
+    gang, placing = running.gang, running.placing
+    for g, ask in enumerate(gang.shape.asks):
+        while (n := sizes_of(gang, placing)[g]) > ask.most:
+            there = [share for share in placing if share.group == g]
+            in_domain: Counter[int] = Counter()
+            if ask.spread is not None:
+                for share in there:
+                    in_domain[_domain_of(walk, ask.spread.over, share)] += share.n_replicas
+            where = [in_domain[_domain_of(walk, ask.spread.over, s)] if ask.spread else 0 for s in there]
+            _, share = min(
+                zip(where, there, strict=True), key=lambda one: (-one[0], one[1].n_replicas, -one[1].node)
+            )
+            n_gone = 1 if ask.spread is not None else min(n - ask.most, share.n_replicas)
+            gone = one_by_one(share, ask.devices)[:n_gone]
+            placing = without(replace(running, placing=placing), gone)
+    _carry_out(walk, running, placing)
+
+
+def _domain_of(walk: Pass, level: str, share: Share) -> int:
+    return int(walk.frame.level[level][share.node])
+
+
+def _carry_out(walk: Pass, running: Running, placing: Placing) -> None:
+    gang = running.gang
     end_s = end_after(running, placing, walk.now_s)
     walk.calendar.hold_instead(gang, charge_of(walk.frame, walk.tree, gang, placing), end_s)
     walk.resizes.append(Resize(gang.id, placing, None, end_s))
@@ -70,8 +127,8 @@ def _grow_one(walk: Pass, running: Running) -> None:
     walk.send(gang, {share.node for share in placing})
 
 
-def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int) -> Found | None:
-    """The largest number of further replicas of a group that has a place, near those that run."""
+def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int, missing: int) -> Found | None:
+    """The largest number of further replicas of a group that has a place, near those that run; all that are missing."""
     gang = running.gang
     nodes = np.array(sorted({share.node for share in placing}), dtype=np.int64)
     mine = [share.node for share in placing if share.group == g] or nodes.tolist()
@@ -82,7 +139,7 @@ def _more(walk: Pass, running: Running, placing: Placing, g: int, room: int) -> 
     cluster = int(walk.frame.cluster[mine[0]])
     same_cluster = walk.frame.cluster == cluster
     for within in _nearest_first(walk, nodes, ask.required):
-        low, high, best = 0, room, None
+        low, high, best = max(0, missing - 1), room, None
         while low < high:
             middle = (low + high + 1) // 2
             one = Shape(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from apps.scheduling.engine.facts import Ask, Gang, Placing, Policy, Running, Shape
+from apps.scheduling.engine.facts import Ask, Gang, Placing, Policy, Running, Shape, Share
 
 Sizes = tuple[int, ...]  # replicas of each group
 
@@ -96,6 +96,48 @@ def rate_at(points: Sequence[tuple[int, float]], n: int) -> float:
         if n <= high_n:
             return low + (high - low) * (n - low_n) / (high_n - low_n)
     return points[-1][1]
+
+
+def one_by_one(share: Share, devices: int) -> list[Share]:
+    """The replicas of a share, each on its own; the last devices first."""
+    n = share.n_replicas
+    if not share.devices:
+        return [Share(share.group, share.node, 1, (), share.share_steps)] * n
+    if devices:
+        return [
+            Share(
+                share.group, share.node, 1, share.devices[i * devices : (i + 1) * devices], share.share_steps
+            )
+            for i in range(n - 1, -1, -1)
+        ]
+    return [Share(share.group, share.node, 1, share.devices, share.share_steps // n)] * n
+
+
+def without(running: Running, replicas: Sequence[Share]) -> Placing:
+    """A placing without some of its replicas."""
+    kept = []
+    for share in running.placing:
+        gone = [
+            r
+            for r in replicas
+            if r.group == share.group
+            and r.node == share.node
+            and (not r.devices or set(r.devices) <= set(share.devices))
+        ]
+        if not gone:
+            kept.append(share)
+            continue
+        left = share.n_replicas - len(gone)
+        if left <= 0:
+            continue
+        if share.devices and gone[0].share_steps == share.share_steps:
+            lost = {d for r in gone for d in r.devices}
+            devices = tuple(d for d in share.devices if d not in lost)
+            kept.append(Share(share.group, share.node, left, devices, share.share_steps))
+        else:
+            steps = share.share_steps * left // share.n_replicas if share.devices else share.share_steps
+            kept.append(Share(share.group, share.node, left, share.devices, steps))
+    return tuple(kept)
 
 
 class Sizer:

@@ -3,8 +3,10 @@
 import pytest
 
 from apps.jobs import services as jobs
+from apps.jobs.errors import NotNow
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, DeviceClaim, Job, StopCause
+from apps.jobs.spec import ReplicaRange
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
 from apps.scheduling import services
 from apps.scheduling.models import Earmark, Pass
@@ -112,3 +114,52 @@ def test_where_the_larger_place_is_not_to_be_had_any_more_the_job_goes_on_at_a_s
     services.run_pass(at=later(406))
     assert Job.objects.get(pk=made.pk).state == State.STARTING
     assert size_of(made) == 2
+
+
+def test_a_member_changes_the_bounds_of_a_job_that_runs_and_the_planner_follows():
+    fleet(2, 4), (ours := team())
+    me = person(ours)
+    made = running(
+        ours, me, devices=1, replicas={"min": 2, "preferred": 4, "max": 4}, time_limit=9000.0, **SAVES
+    )
+    bounds = ReplicaRange(min=1, preferred=2, max=2)
+    jobs.update_job(job_id=made.pk, actor=me, at=later(30), replicas=bounds)
+    services.run_pass(at=later(30))
+    attempt = Allocation.objects.get(job=made)
+    assert attempt.stop_cause == StopCause.RESIZE
+    end(attempt, "vacated", at=later(36))
+    services.run_pass(at=later(36))
+    assert size_of(made) == 2
+
+    attempt = Allocation.objects.get(job=made, ended_at=None)
+    jobs.allocation_started(allocation_id=attempt.pk, fence=attempt.fence, at=later(37))
+    bounds = ReplicaRange(min=6, preferred=6, max=8)
+    jobs.update_job(job_id=made.pk, actor=me, at=later(40), replicas=bounds)
+    services.run_pass(at=later(40))
+    attempt.refresh_from_db()
+    assert attempt.stop_cause == StopCause.RESIZE
+    end(attempt, "vacated", at=later(46))
+    services.run_pass(at=later(46))
+    assert size_of(made) == 8
+    assert Job.objects.get(pk=made.pk).n_resizes == 2
+    assert not Pass.objects.filter(is_refused=True).exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "replicas"),
+    [
+        (SAVES, 3),  # no range
+        ({}, {"min": 1, "preferred": 2, "max": 3}),  # it would lose all its work
+        ({**SAVES, "preemptible": False}, {"min": 1, "preferred": 2, "max": 3}),
+    ],
+)
+def test_a_size_that_nothing_could_bring_about_is_refused(fields, replicas):
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 2, "max": 4}, time_limit=9000.0, **fields
+    )
+    asked = replicas if isinstance(replicas, int) else ReplicaRange(**replicas)
+    with pytest.raises(NotNow):
+        jobs.update_job(job_id=made.pk, actor=me, at=later(30), replicas=asked)
+    assert Job.objects.get(pk=made.pk).version == made.version + 2
