@@ -13,6 +13,7 @@ from typing import Any, Final
 from apps.dashboard import charts, words
 from apps.dashboard.templatetags import formats
 from apps.power.curtailment.facts import Lever
+from apps.power.curtailment.schedule import HARD
 from apps.power.models import CurtailmentPlan, DemandResponseEvent
 from apps.power.plan_services import EXPIRES_AFTER, confirmation_of
 from apps.scheduling.response.selectors import Means, means_of, names_of
@@ -34,7 +35,11 @@ class Row:
 
     @property
     def is_pause(self) -> bool:
-        return bool(self.facts["lever"] != Lever.CAP.value)
+        return self.facts["lever"] in HARD
+
+    @property
+    def is_shrink(self) -> bool:
+        return bool(self.facts["lever"] == Lever.SHRINK.value)
 
     @property
     def what(self) -> str:
@@ -43,6 +48,8 @@ class Row:
             return "stopped at once"
         if self.is_pause:
             return "pause without a save" if self.facts["unsaved_s"] is not None else "save, then pause"
+        if self.is_shrink:
+            return words.on_fewer(self.facts["n_replicas"])
         share = formats.share(self.facts["share"])
         return f"cap {share}, {formats.count(self.facts['cap_w'])}{formats.SPACE}W a device"
 
@@ -163,6 +170,14 @@ class Shown:
         return float(self.details["capped_w"]) * self.k
 
     @property
+    def n_shrunk(self) -> int:
+        return int(self.details.get("n_shrunk", 0))  # plans of before had no such lever
+
+    @property
+    def shrunk_w(self) -> float:
+        return float(self.details.get("shrunk_w", 0.0)) * self.k
+
+    @property
     def paused_w(self) -> float:
         return float(self.details["paused_w"]) * self.k
 
@@ -271,7 +286,8 @@ class Shown:
     @property
     def has_recorded(self) -> bool:
         return any(
-            row.means is not None and row.means.is_recorded and not row.is_pause for row in self.listed
+            row.means is not None and row.means.is_recorded and not (row.is_pause or row.is_shrink)
+            for row in self.listed
         )
 
     @property

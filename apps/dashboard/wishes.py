@@ -19,7 +19,7 @@ from apps.scheduling.response.deciding import Wish
 
 KINDS: Final = (TargetKind.SHED_BY.value, TargetKind.LIMIT_TO.value)
 # Of the levers a person may choose; what stops a job at once is for emergencies, which are announced elsewhere.
-LEVERS: Final = (Lever.CAP.value, Lever.PAUSE.value)
+LEVERS: Final = (Lever.CAP.value, Lever.SHRINK.value, Lever.PAUSE.value)
 _TEXTS: Final = (
     "domain",
     "programme",

@@ -84,6 +84,13 @@ METHODS: Final = {
     "10_of_10": "10 of 10: the same hours of the last ten days like it",
     "3_plus_2": "3 + 2: three hours before the event and two after it",
 }
+
+
+def on_fewer(n_replicas: int) -> str:
+    """How a job goes on that gives some of its replicas up."""
+    return f"save, then go on with {n_replicas} {'replica' if n_replicas == 1 else 'replicas'}"
+
+
 LEVERS: Final = {"cap": "capped", "shrink": "shrunk", "pause": "paused", "stop": "stopped"}
 
 TILES: Final = (

@@ -23,6 +23,7 @@ from apps.jobs.ledger.caps import (
 )
 from apps.jobs.ledger.changes import hold_job, release_job, stop_job, update_job
 from apps.jobs.ledger.dependencies import cancel_unsatisfiable
+from apps.jobs.ledger.moves import SAVING_MARGIN_S
 from apps.jobs.ledger.stopping import (
     Eviction,
     move_many,
@@ -37,6 +38,7 @@ from apps.jobs.ledger.submission import MAX_JOBS_AT_ONCE, Receipt, submit_bulk, 
 __all__ = [
     "MAX_JOBS_AT_ONCE",
     "MAX_START_FAILURES",
+    "SAVING_MARGIN_S",
     "Bound",
     "CapAsk",
     "CapSeen",

@@ -33,12 +33,19 @@ class _Touched:
         return self.action.lever == Lever.CAP.value
 
     @property
+    def is_shrunk(self) -> bool:
+        return self.action.lever == Lever.SHRINK.value
+
+    @property
     def words(self) -> str:
         name = self.job.name if self.job.array_index is None else f"{self.job.name} [{self.job.array_index}]"
         if self.is_slowed:
             return (
                 f"{name} (job {self.job.pk}) to {100 * self.action.after['share']:.0f} % of its rated power"
             )
+        if self.is_shrunk:
+            n = self.action.after["n_replicas"]
+            return f"{name} (job {self.job.pk}) to {n} {'replica' if n == 1 else 'replicas'}"
         return f"{name} (job {self.job.pk})"
 
 
@@ -138,11 +145,13 @@ def _told(
 
 def _title(mine: Sequence[_Touched], *, is_begun: bool) -> str:
     slowed = [one for one in mine if one.is_slowed]
-    paused = [one for one in mine if not one.is_slowed]
+    shrunk = [one for one in mine if one.is_shrunk]
+    paused = [one for one in mine if not one.is_slowed and not one.is_shrunk]
     if len(mine) == 1:
-        verb = "slowed" if slowed else "paused"
+        verb = "slowed" if slowed else "made smaller" if shrunk else "paused"
         return f"{mine[0].job.name} {'is' if is_begun else 'will be'} {verb} for a grid event"
-    told = [f"{len(slowed)} slowed" if slowed else "", f"{len(paused)} paused" if paused else ""]
+    counts = ((len(slowed), "slowed"), (len(shrunk), "made smaller"), (len(paused), "paused"))
+    told = [f"{n} {what}" if n else "" for n, what in counts]
     return (
         f"{len(mine)} of your jobs {'are' if is_begun else 'will be'} held down for a grid event: "
         + ", ".join(filter(None, told))
@@ -151,11 +160,16 @@ def _title(mine: Sequence[_Touched], *, is_begun: bool) -> str:
 
 def _body(mine: Sequence[_Touched], event: DemandResponseEvent, *, is_begun: bool) -> str:
     slowed = [one for one in mine if one.is_slowed]
-    paused = [one for one in mine if not one.is_slowed]
+    shrunk = [one for one in mine if one.is_shrunk]
+    paused = [one for one in mine if not one.is_slowed and not one.is_shrunk]
     told = [f"Grid event {event.pk} of {event.domain.name}, {span(event.start_at, event.end_at)}."]
     if event.reason:
         told.append(f"Reason: {event.reason.rstrip('.')}.")
-    for what, those in (("Slowed", slowed), ("Saved and paused", paused)):
+    for what, those in (
+        ("Slowed", slowed),
+        ("Saved, and made smaller", shrunk),
+        ("Saved and paused", paused),
+    ):
         if those:
             first_at = min(one.action.issue_at for one in those)
             told.append(f"{what} from {moment(first_at)}: {listed([one.words for one in those])}.")

@@ -16,7 +16,6 @@ from apps.events.services import EventRow, record, record_many
 from apps.power.curtailment.facts import FIRM, INTERRUPTIBLE, Lever
 from apps.power.errors import ConfirmationNeeded, EventClosed, NotPreauthorised, PlanStale
 from apps.power.models import (
-    LEVERS,
     ActionState,
     CurtailmentAction,
     CurtailmentPlan,
@@ -31,6 +30,8 @@ from apps.teams import policies
 from apps.teams.models import User
 
 ENVELOPE: Final = "envelope:"  # what events of envelopes are called begins so
+# What a running service can do to a job; a simulation knows more.
+CARRIED_OUT: Final = frozenset({Lever.CAP.value, Lever.SHRINK.value, Lever.PAUSE.value, Lever.STOP.value})
 EXPIRES_AFTER: Final = timedelta(minutes=5)
 MOVED_SHARE: Final = 0.02  # a domain that draws so much more or less is not the one that was previewed
 
@@ -286,7 +287,7 @@ def _require_open(event: DemandResponseEvent, at: datetime) -> None:
 def _require_sense(draft: PlanDraft, event: DemandResponseEvent) -> None:
     faults = []
     for index, action in enumerate(draft.actions):
-        assert action.lever in LEVERS, action.lever
+        assert action.lever in CARRIED_OUT, action.lever
         # An event that is cancelled before its ramp has nothing to undo: so nothing is done before.
         if action.issue_at < event.ramp_start_at:
             faults.append((index, "issue_at", "must not lie before the ramp"))

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 
 from apps.core.errors import DomainError
 from apps.jobs import services as jobs
+from apps.jobs.models import Allocation, Desired, Placement
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
 from apps.scheduling.engine.defragment import Proposal
@@ -164,6 +165,37 @@ def _grow(taken: Taken, resize: Resize, *, pass_id: int, at: datetime) -> str:
     return why_not
 
 
+@transaction.atomic
+def shrink_job(
+    *, job_id: int, allocation_id: int, kept_on: Mapping[int, int], reason: str, at: datetime
+) -> bool:
+    """Have a running job write a checkpoint, and go on with a part of its replicas, where these are now.
+
+    Args:
+        allocation_id: The attempt that is meant; a later one is left alone.
+        kept_on: By node id, how many stay; the first of them there. None of them shares a device.
+
+    Returns:
+        Whether it was asked.
+    """
+    placements = Placement.objects.filter(allocation=allocation_id, allocation__ended_at=None, group_index=0)
+    shares = []
+    for placement in placements.prefetch_related("claims__device").order_by("node_id"):
+        n_kept = kept_on.get(placement.node_id, 0)
+        devices = sorted(claim.device.index for claim in placement.claims.all())
+        if n_kept:
+            kept = devices[: len(devices) * n_kept // placement.n_replicas]
+            shares.append([0, placement.node_id, n_kept, kept, SHARE_STEPS])
+    is_open = Allocation.objects.filter(pk=allocation_id, job=job_id, desired_state=Desired.RUN).exists()
+    if not shares or not is_open:
+        return False
+    asked = jobs.Eviction(job_id, job_id, "shrink", 0.0)
+    if jobs.resize_many(resizes=[asked], at=at, reason=reason):
+        return False
+    _keep_shares(job_id, shares, at=at)
+    return True
+
+
 def _resized(taken: Taken, resize: Resize) -> jobs.Eviction:
     """What a change of size costs, in the words of the ledger."""
     (running,) = (one for one in taken.snapshot.running if one.gang.id == resize.job_id)
@@ -201,6 +233,11 @@ def _keep_place(taken: Taken, job_id: int, placing: Placing, *, at: datetime) ->
         [share.group, int(node_id[share.node]), share.n_replicas, list(share.devices), share.share_steps]
         for share in placing
     ]
+    _keep_shares(job_id, shares, at=at)
+
+
+def _keep_shares(job_id: int, shares: list[list[Any]], *, at: datetime) -> None:
+    """The same; a share is [group, node id, replicas, indices of devices, millionths of each]."""
     Earmark.objects.update_or_create(
         job_id=job_id, defaults={"made_at": at, "expires_at": at + EARMARKED_FOR, "shares": shares}
     )

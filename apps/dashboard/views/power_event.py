@@ -20,6 +20,8 @@ from apps.dashboard.views.common import act, etag_of, page, part, viewer_of
 from apps.events import selectors as log
 from apps.power import response_selectors, response_services
 from apps.power import selectors as power
+from apps.power.curtailment.facts import Lever
+from apps.power.curtailment.schedule import HARD
 from apps.power.models import (
     ActionState,
     CurtailmentAction,
@@ -172,12 +174,18 @@ class ActionRow:
 
     @property
     def is_pause(self) -> bool:
-        return self.action.lever != "cap"
+        return self.action.lever in HARD
+
+    @property
+    def is_shrink(self) -> bool:
+        return self.action.lever == Lever.SHRINK.value
 
     @property
     def what(self) -> str:
         if self.is_pause:
             return "stopped" if self.action.lever == "stop" else "save, then pause"
+        if self.is_shrink:
+            return words.on_fewer(self.action.after["n_replicas"])
         share = formats.share(self.action.after.get("share"))
         return f"cap {share}" + (" until others are in force" if self.action.after.get("is_bridge") else "")
 
@@ -223,7 +231,10 @@ def _body(event: DemandResponseEvent, at: datetime) -> dict[str, Any]:
         "rows": rows,
         "n_actions": sum(counts.values()),
         "n_slowed": sum(n for (lever, state), n in counts.items() if lever == "cap" and state in open_states),
-        "n_paused": sum(n for (lever, state), n in counts.items() if lever != "cap" and state in open_states),
+        "n_shrunk": sum(
+            n for (lever, state), n in counts.items() if lever == Lever.SHRINK and state in open_states
+        ),
+        "n_paused": sum(n for (lever, state), n in counts.items() if lever in HARD and state in open_states),
         "n_failed": sum(n for (_, state), n in counts.items() if state == ActionState.FAILED),
         "n_verified": sum(n for (_, state), n in counts.items() if state == ActionState.VERIFIED),
         "lowest_w": _lowest_w(event, at),

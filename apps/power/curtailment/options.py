@@ -1,6 +1,6 @@
 """What may be done with one running job: the levers its tier allows, what each sheds and what each costs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
@@ -32,6 +32,7 @@ def candidate_of(
     *,
     is_emergency: bool = False,
     weights: Sequence[float] = WEIGHT,
+    may_use: Callable[[Option], bool] | None = None,
 ) -> Candidate:
     """A job with all it may do.
 
@@ -41,6 +42,7 @@ def candidate_of(
         within_s: Options that take longer are left out.
         is_emergency: Tiers 1 to 3 may be capped as low as their devices go, tier 4 may be stopped without notice.
         weights: What a lost device-second counts, by tier.
+        may_use: Which options there are; what is not to be used stands in no other's way.
     """
     options = [Option(Lever.NONE)]
     if load.tier != FIRM:
@@ -50,6 +52,8 @@ def candidate_of(
     if load.tier == INTERRUPTIBLE:
         options.extend(_pauses(load, window_s, weights, is_emergency=is_emergency))
     timely = [option for option in options if option.takes_s <= within_s]
+    if may_use is not None:
+        timely = [option for option in timely if option.lever is Lever.NONE or may_use(option)]
     return Candidate(load.job_id, load.tier, load.n_devices, tuple(_worth_while(timely)))
 
 

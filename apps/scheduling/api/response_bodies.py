@@ -21,8 +21,9 @@ Hash = Annotated[Text, Field(pattern=r"^[0-9a-f]{64}$")]
 class WishIn(Strict):
     """`exempt_jobs` and `exempt_teams` are never touched; `allowed_jobs` may lose more than their tier allows."""
 
-    levers: Annotated[list[Literal["cap", "pause", "stop"]], Field(min_length=1, max_length=3)] = [
+    levers: Annotated[list[Literal["cap", "shrink", "pause", "stop"]], Field(min_length=1, max_length=4)] = [
         "cap",
+        "shrink",
         "pause",
         "stop",
     ]

@@ -14,6 +14,7 @@ from typing import Final
 from apps.power.budget import Budget
 from apps.power.budget_selectors import LOOK_AHEAD
 from apps.power.curtailment.facts import Lever
+from apps.power.curtailment.schedule import HARD
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PlanState, PowerLimit
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import answered, meter_of, response_of
@@ -172,10 +173,10 @@ def _of_plans(
         plan__event__in=course_of, plan__state=PlanState.COMMITTED
     ).values_list("plan__event_id", "job_id", "lever", "state", "before", "after"):
         course = course_of[event_id]
-        if lever != Lever.CAP and at >= course.over_at:
+        if lever in HARD and at >= course.over_at:
             resumed.add(job_id)
-        if state not in _OPEN or after.get("is_bridge"):
-            continue
+        if state not in _OPEN or after.get("is_bridge") or lever == Lever.SHRINK:
+            continue  # of one that shrinks another attempt goes on
         allocation_id = before.get("allocation_id", 0)
         share = after["share"] if lever == Lever.CAP else 0.0
         base[allocation_id] = before.get("share", 1.0)

@@ -25,6 +25,7 @@ from apps.jobs import services as jobs
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Job, PowerCap
 from apps.power.curtailment.facts import Lever
+from apps.power.curtailment.schedule import HARD
 from apps.power.models import (
     MODELLED,
     ActionState,
@@ -41,6 +42,7 @@ from apps.power.response_selectors import events, loads_of, response_of, unanswe
 from apps.power.response_services import settle_release
 from apps.power.services import record_modelled
 from apps.power.telemetry.facts import How, Quality
+from apps.scheduling.apply import shrink_job
 from apps.scheduling.response import services
 from apps.scheduling.response.deciding import base_share_of, domain_w
 from apps.scheduling.response.envelopes import keep_envelopes
@@ -77,6 +79,7 @@ class Look:
     is_ours: bool = True
     n_asked: int = 0
     n_paused: int = 0
+    n_shrunk: int = 0
     n_raised: int = 0
     n_resumed: int = 0
     n_followed: int = 0
@@ -140,6 +143,7 @@ def _look(fence: int, at: datetime, *, is_stopped: bool) -> Look:
     if not is_stopped:
         control.lower()
         control.pause()
+        control.shrink()
         control.follow_up()
         control.note_release()
         control.give_back()
@@ -218,23 +222,23 @@ class _Control:
 
     def note_what_became(self) -> None:
         """Find out how far each action has come, from what agents and the ledger say."""
-        paused = set(
-            Job.objects.filter(
-                pk__in=[a.job_id for a in self.actions if a.lever != Lever.CAP], state=State.PAUSED
-            ).values_list("pk", flat=True)
-        )
-        moves = [(action, *self._state_of(action, paused)) for action in self.actions]
+        asked = Job.objects.filter(pk__in=[a.job_id for a in self.actions if a.lever != Lever.CAP])
+        state_of = dict(asked.values_list("pk", "state"))
+        moves = [(action, *self._state_of(action, state_of)) for action in self.actions]
         self._move([move for move in moves if move[1] != move[0].state])
         self.actions = [action for action in self.actions if action.state != ActionState.REVERTED]
         self._forget()
 
-    def _state_of(self, action: CurtailmentAction, paused: set[int]) -> tuple[str, str]:
+    def _state_of(self, action: CurtailmentAction, state_of: Mapping[int, str]) -> tuple[str, str]:
+        """How far it has come, and why; `state_of` is by job of those that more is asked of than a cap."""
         allocation_id = action.before.get("allocation_id", 0)
         job = self.job_of.get(allocation_id)
         is_asked = action.issue_at <= self.at
+        if action.lever == Lever.SHRINK:
+            return self._size_of(action, job, state_of.get(action.job_id, ""))
         if action.lever != Lever.CAP:
             if job is None:
-                if action.job_id in paused:
+                if state_of.get(action.job_id) == State.PAUSED:
                     return ActionState.VERIFIED, ""
                 return ActionState.REVERTED, "The job is over, or went back into line."
             if job.is_pausing:
@@ -254,6 +258,22 @@ class _Control:
             return ActionState.FAILED, cap.message or "The cap is not in force any more."
         heard = cap.observed_at is not None and cap.observed_at >= cap.desired_at
         return self._unless_late(action, ActionState.ACKED if heard else action.state, cap.message)
+
+    def _size_of(self, action: CurtailmentAction, before: RunningJob | None, state: str) -> tuple[str, str]:
+        """How far a job has come that is to go on smaller: `before` is the attempt that is to make place."""
+        if before is not None:
+            if before.is_leaving:
+                return self._unless_late(action, ActionState.ACKED)
+            is_asked = action.issue_at <= self.at
+            return self._unless_late(action, action.state) if is_asked else (action.state, "")
+        now = next((job for job in self.site.jobs if job.job_id == action.job_id), None)
+        if now is not None:
+            if now.n_replicas <= action.after["n_replicas"]:
+                return ActionState.VERIFIED, ""
+            return ActionState.REVERTED, "It goes on with more replicas."
+        if state == State.QUEUED:  # it waits for its place: so long it draws nothing at all
+            return ActionState.VERIFIED, ""
+        return ActionState.REVERTED, "The job is over, or was asked to pause."
 
     def _unless_late(self, action: CurtailmentAction, state: str, note: str = "") -> tuple[str, str]:
         is_settled = state in (ActionState.FAILED, ActionState.VERIFIED)
@@ -295,7 +315,7 @@ class _Control:
 
     def _share_of(self, action: CurtailmentAction) -> float:
         """The cap that an action asks for now: a bridge asks for less once what it stands in for is in force."""
-        share: float = action.after["share"]
+        share: float = action.after.get("share", 1.0)
         if action.after.get("is_bridge") and self._is_bridged(action):
             return float(action.after.get("then_share", 1.0))
         return share
@@ -382,14 +402,31 @@ class _Control:
                 reason=_why([action]),
             )
             for action in self.actions
-            if action.lever != Lever.CAP
-            and action.state == ActionState.REQUESTED
-            and action.issue_at <= self.at
-            and not self._is_over(action)
-            and action.before.get("allocation_id", 0) not in self.kept | self.released
+            if action.lever in HARD and self._is_due(action)
         ]
         if asks:
             self.done.n_paused += len(jobs.pause_jobs(asks=asks, at=self.at))
+
+    def shrink(self) -> None:
+        """Have those go on with fewer replicas whose time it is."""
+        for action in self.actions:
+            if action.lever == Lever.SHRINK and self._is_due(action):
+                self.done.n_shrunk += shrink_job(
+                    job_id=action.job_id,
+                    allocation_id=action.before.get("allocation_id", 0),
+                    kept_on=dict(action.after["kept_on"]),
+                    reason=_why([action]),
+                    at=self.at,
+                )
+
+    def _is_due(self, action: CurtailmentAction) -> bool:
+        """Whether what takes more than a cap is to be asked for now."""
+        return (
+            action.state == ActionState.REQUESTED
+            and action.issue_at <= self.at
+            and not self._is_over(action)
+            and action.before.get("allocation_id", 0) not in self.kept | self.released
+        )
 
     def follow_up(self) -> None:
         """Where a target is not met by what was committed, add to it: jobs end, start, and draw what they like."""
@@ -418,7 +455,10 @@ class _Control:
             if job is None or action.state == ActionState.FAILED or self._is_over(action):
                 continue
             n = self.site.devices_under(job, event.domain_id)
-            then_w = job.kind.idle_w if action.lever != Lever.CAP else job.device_w(self._share_of(action))
+            then_w = job.kind.idle_w if action.lever in HARD else job.device_w(self._share_of(action))
+            if action.lever == Lever.SHRINK:
+                left = action.after["n_replicas"] / action.before["n_replicas"]
+                then_w = job.kind.idle_w + (job.device_w() - job.kind.idle_w) * left
             shed_w[job.allocation_id] = max(shed_w[job.allocation_id], (job.device_w() - then_w) * n)
         target_w = limit_it_w(response_of(event), self.site.domains[event.domain_id].meter)
         if target_w is None:
@@ -541,6 +581,8 @@ class _Control:
             job = self.job_of.get(action.before.get("allocation_id", 0))
             if action.job_id not in paused and (job is None or not job.is_pausing):
                 note = "It was not done before the event was over."
+                if action.lever == Lever.SHRINK and action.state == ActionState.VERIFIED:
+                    note = "It may grow again."
                 dropped.append((action, str(ActionState.REVERTED), note))
         self._move(dropped)
         if self._held_down():
@@ -568,7 +610,13 @@ class _Control:
 
     def close(self) -> None:
         """Note which caps are given back, and which events are over."""
-        if self.done.n_asked or self.done.n_paused or self.done.n_raised or self.done.n_resumed:
+        if (
+            self.done.n_asked
+            or self.done.n_paused
+            or self.done.n_shrunk
+            or self.done.n_raised
+            or self.done.n_resumed
+        ):
             self.read()
         replaced = self._replaced()
         asked = self._asked()

@@ -8,6 +8,7 @@ from json import dumps
 from math import inf
 from typing import Any, Final
 
+from apps.jobs.services import SAVING_MARGIN_S
 from apps.power.curtailment.facts import (
     FIRM,
     INTERRUPTIBLE,
@@ -18,11 +19,12 @@ from apps.power.curtailment.facts import (
     Load,
     Option,
     Problem,
+    Smaller,
 )
 from apps.power.curtailment.options import MICRO, candidate_of, left_to_bear
 from apps.power.curtailment.schedule import HARD, Schedule, Step, schedule
 from apps.power.models import DemandResponseEvent
-from apps.power.plan_services import EXPIRES_AFTER, ActionDraft, PlanDraft
+from apps.power.plan_services import CARRIED_OUT, EXPIRES_AFTER, ActionDraft, PlanDraft
 from apps.power.response import limit_it_w
 from apps.power.response_selectors import response_of
 from apps.power.telemetry.draws import Source
@@ -34,7 +36,6 @@ ASSUMED_SHARE: Final = (
 )
 MOST_LISTED: Final = 500
 _CURVE_POINTS: Final = 40
-_LEVERS: Final = frozenset({Lever.CAP.value, Lever.PAUSE.value, Lever.STOP.value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,12 @@ class Wish:
     """What an operator wants of a plan beside its target.
 
     Attributes:
-        levers: That may be used: cap, pause, stop.
+        levers: That may be used, of CARRIED_OUT.
         exempt_jobs, exempt_teams: Never touched.
         allowed_jobs: May lose more than their tier allows, by an operator's word.
     """
 
-    levers: frozenset[str] = _LEVERS
+    levers: frozenset[str] = CARRIED_OUT
     exempt_jobs: frozenset[int] = frozenset()
     exempt_teams: frozenset[str] = frozenset()
     allowed_jobs: frozenset[int] = frozenset()
@@ -63,7 +64,7 @@ class Wish:
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> "Wish":
         return cls(
-            levers=frozenset(told.get("levers", _LEVERS)),
+            levers=frozenset(told.get("levers", CARRIED_OUT)),
             exempt_jobs=frozenset(told.get("exempt_jobs", ())),
             exempt_teams=frozenset(told.get("exempt_teams", ())),
             allowed_jobs=frozenset(told.get("allowed_jobs", ())),
@@ -84,6 +85,7 @@ class Held:
         kept: Allocations that operators keep as they are.
         unseen: Allocations of which nothing is heard.
         pausing: Allocations that write their last checkpoint for this event, and draw no more soon.
+        shrinking: Allocations that write one to go on smaller, and the share of them that is left.
         spent_s: By job, seconds of work that events took so far, in the span over which a tier's loss is an average.
         rolling_s: That span where it rolls along; 0: it is this event alone.
     """
@@ -96,6 +98,7 @@ class Held:
     kept: frozenset[int] = frozenset()
     unseen: frozenset[int] = frozenset()
     pausing: frozenset[int] = frozenset()
+    shrinking: Mapping[int, float] = field(default_factory=dict)
     spent_s: Mapping[int, float] = field(default_factory=dict)
     rolling_s: float = 0.0
 
@@ -162,6 +165,7 @@ def decide(
             base_share = min(base_share, held.mine.get(job.allocation_id, 1.0))
         is_going = job.allocation_id in held.pausing
         then_w = job.kind.idle_w if is_going else job.device_w(base_share)
+        then_w = job.kind.idle_w + (then_w - job.kind.idle_w) * held.shrinking.get(job.allocation_id, 1.0)
         base_w += (then_w - job.device_w()) * n
         bears = held.bears(job, event, at)
         candidates.append(_candidate(site, job, event, n, base_share, window_s, wish, held, bears))
@@ -239,15 +243,16 @@ def _candidate(
         checkpoint_s=job.checkpoint_s,
         at_risk_s=job.at_risk_s,
         restart_s=job.restart_s,
+        smaller=_smaller(site, job, event.domain_id) if job.can_shrink else (),
         bears=bears,
     )
     may_more = event.is_emergency or (job.job_id in wish.allowed_jobs and job.tier != INTERRUPTIBLE)
-    whole = candidate_of(load, window_s, is_emergency=may_more)
-    options = tuple(
-        option
-        for option in whole.options
-        if option.lever is Lever.NONE or (option.lever.value in wish.levers and _is_open(job, option))
-    )
+    options = candidate_of(
+        load,
+        window_s,
+        is_emergency=may_more,
+        may_use=lambda option: option.lever.value in wish.levers and _is_open(job, option),
+    ).options
     if job.draw_source == Source.TDP_DERIVED and site.metered_w(event.domain_id) is not None:
         # Nobody knows what it draws, and a meter will tell: half of what the type could shed is counted on.
         options = tuple(_discounted(option) for option in options)
@@ -263,7 +268,33 @@ def _discounted(option: Option) -> Option:
 def _is_open(job: RunningJob, option: Option) -> bool:
     if option.lever is Lever.CAP:
         return job.can_cap and job.is_whole
+    if option.lever is Lever.SHRINK:
+        return job.is_running and job.share >= 1.0  # held down in one way at a time
     return job.is_running
+
+
+def _smaller(site: Site, job: RunningJob, domain_id: int) -> tuple[Smaller, ...]:
+    """The sizes at which a job can go on, the largest first; those outside the domain stay rather."""
+    inside = _nodes_inside(site, job, domain_id)
+    n_before = sum(n for node, n in job.replicas_on.items() if node in inside)
+    each = job.n_devices / job.n_replicas
+    found = []
+    for n in range(job.n_replicas - 1, job.least_replicas - 1, -1):
+        n_then = sum(n for node, n in job.kept_on(n, inside).items() if node in inside)
+        found.append(
+            Smaller(
+                n,
+                job.rate_at(n),
+                {0: (n_before - n_then) * each},
+                stall_s=job.checkpoint_s + job.restart_s,
+                takes_s=job.checkpoint_s + SAVING_MARGIN_S,
+            )
+        )
+    return tuple(found)
+
+
+def _nodes_inside(site: Site, job: RunningJob, domain_id: int) -> frozenset[int]:
+    return frozenset(node for node in job.replicas_on if domain_id in site.chain.get(node, ()))
 
 
 # The plan as it is kept ------------------------------------------------------------------------------------------
@@ -286,6 +317,7 @@ def _draft(
     by_id = {job.allocation_id: job for job in jobs}
     kept_w = sum(action.expected_w for action in held.carried)
     kept_caps = [action.expected_w for action in held.carried if action.lever == Lever.CAP]
+    kept_small = [action.expected_w for action in held.carried if action.lever == Lever.SHRINK]
     lasting = decided.lasting.chosen(decided.problem)
     lost_s = sum(option.lost_ms for option in lasting.values()) / 1000
     shed_w = sum(option.total_uw for option in lasting.values()) / MICRO
@@ -297,7 +329,10 @@ def _draft(
             if _breaks(by_id[allocation_id], option, held.bears(by_id[allocation_id], event, at))
         }
     )
-    actions = [*held.carried, *(_action(step, by_id[step.job_id], held, at) for step in decided.steps)]
+    actions = [
+        *held.carried,
+        *(_action(step, by_id[step.job_id], site, event, held, at) for step in decided.steps),
+    ]
     achievable_w = base_w - decided.lasting.achievable_uw[0] / MICRO
     rows = _rows(decided, by_id, event, held, at)
     rows.sort(key=lambda row: (-row["lost_device_s"], row["job_id"]))
@@ -319,9 +354,11 @@ def _draft(
         "gap": round(decided.lasting.gap, 6),
         "n_capped": sum(option.lever is Lever.CAP for option in lasting.values()) + len(kept_caps),
         "n_paused": sum(option.lever in HARD for option in lasting.values())
-        + (len(held.carried) - len(kept_caps)),
+        + (len(held.carried) - len(kept_caps) - len(kept_small)),
+        "n_shrunk": sum(option.lever is Lever.SHRINK for option in lasting.values()) + len(kept_small),
         "capped_w": round(_shed_by(lasting, (Lever.CAP,)) + sum(kept_caps), 3),
-        "paused_w": round(_shed_by(lasting, HARD) + kept_w - sum(kept_caps), 3),
+        "paused_w": round(_shed_by(lasting, HARD) + kept_w - sum(kept_caps) - sum(kept_small), 3),
+        "shrunk_w": round(_shed_by(lasting, (Lever.SHRINK,)) + sum(kept_small), 3),
         "deferred_device_s": round(_deferred_s(decided, by_id, event, at), 3),
         "is_bridged": decided.at_start is not decided.lasting,
         "binding": _binding(domain.name, jobs, short_w),
@@ -343,7 +380,9 @@ def _draft(
     )
 
 
-def _action(step: Step, job: RunningJob, held: Held, at: datetime) -> ActionDraft:
+def _action(
+    step: Step, job: RunningJob, site: Site, event: DemandResponseEvent, held: Held, at: datetime
+) -> ActionDraft:
     base = min(base_share_of(job), held.share_of.get(job.allocation_id, 1.0))
     before: dict[str, Any] = {"allocation_id": job.allocation_id, "share": round(base, 9)}
     after: dict[str, Any]
@@ -353,6 +392,10 @@ def _action(step: Step, job: RunningJob, held: Held, at: datetime) -> ActionDraf
             after |= {"is_bridge": True}
             if step.then.lever is Lever.CAP:
                 after["then_share"] = round(step.then.cap, 9)
+    elif step.option.lever is Lever.SHRINK:
+        before["n_replicas"] = job.n_replicas
+        kept = job.kept_on(step.option.n_replicas, _nodes_inside(site, job, event.domain_id))
+        after = {"n_replicas": step.option.n_replicas, "kept_on": sorted(map(list, kept.items()))}
     else:
         after = {"state": "paused"}
     return ActionDraft(
@@ -387,8 +430,9 @@ def _row(step: Step, job: RunningJob, event: DemandResponseEvent, held: Held, at
     """One touched job, for people."""
     option = step.option
     window_s = _window_s(event, at)
-    rate = job.kind.curve.rate(option.cap, job.draw_w) if option.lever is Lever.CAP else 0.0
-    moves_s = window_s * (1.0 - rate) + (job.restart_s if option.lever in HARD else 0.0)
+    moves_s = window_s * (1.0 - _rate(job, option)) + (
+        job.restart_s if option.lever is not Lever.CAP else 0.0
+    )
     return {
         "job_id": job.job_id,
         "name": job.name,
@@ -398,6 +442,7 @@ def _row(step: Step, job: RunningJob, event: DemandResponseEvent, held: Held, at
         "kind": job.kind.name,
         "lever": option.lever.value,
         "share": round(option.cap, 6) if option.lever is Lever.CAP else None,
+        "n_replicas": option.n_replicas if option.lever is Lever.SHRINK else None,
         "cap_w": round(option.cap * job.kind.tdp_w, 1) if option.lever is Lever.CAP else None,
         "shed_w": round(option.total_uw / MICRO, 3),
         "lost_device_s": round(option.lost_ms / 1000, 3),
@@ -417,10 +462,20 @@ def _breaks(job: RunningJob, option: Option, bears: float) -> bool:
     """Whether a job would lose more than its tier allows, and more than is left of that."""
     if option.lever in HARD:
         return job.tier != INTERRUPTIBLE
-    if option.lever is not Lever.CAP:
-        return False
-    rate = job.kind.curve.rate(option.cap, job.draw_w)
-    return 1.0 - rate > bears + 1e-9
+    return 1.0 - _rate(job, option) > bears + 1e-9
+
+
+def _rate(job: RunningJob, option: Option) -> float:
+    """Share of its throughput that is left."""
+    match option.lever:
+        case Lever.NONE:
+            return 1.0
+        case Lever.CAP:
+            return job.kind.curve.rate(option.cap, job.draw_w)
+        case Lever.SHRINK:
+            return job.rate_at(option.n_replicas)
+        case _:
+            return 0.0
 
 
 def _shed_by(lasting: Mapping[int, Option], levers: Iterable[Lever]) -> float:
@@ -435,8 +490,7 @@ def _deferred_s(
     total = 0.0
     for allocation_id, option in decided.lasting.chosen(decided.problem).items():
         job = by_id[allocation_id]
-        rate = job.kind.curve.rate(option.cap, job.draw_w) if option.lever is Lever.CAP else 0.0
-        total += job.n_devices * window_s * (1.0 - rate)
+        total += job.n_devices * window_s * (1.0 - _rate(job, option))
     return total
 
 
@@ -469,7 +523,7 @@ def _relaxations(
         curve, chosen = job.kind.curve, lasting.get(job.allocation_id)
         now_w = job.device_w(chosen.cap if chosen is not None and chosen.lever is Lever.CAP else None)
         lower = [cap for cap in curve.caps() if cap * curve.tdp_w < now_w - 1e-6]
-        if not lower or (chosen is not None and chosen.lever in HARD):
+        if not lower or (chosen is not None and chosen.lever not in (Lever.NONE, Lever.CAP)):
             continue
         cap = lower[0]  # the next step: what more it gives is asked again
         gain_w = (now_w - cap * curve.tdp_w) * n

@@ -9,6 +9,8 @@ from django.db.models import Case, F, FloatField, OuterRef, Subquery, Value, Whe
 
 from apps.inventory.models import Backend
 from apps.jobs.models import Allocation, Job, PowerCap
+from apps.power.curtailment.facts import Lever
+from apps.power.curtailment.schedule import HARD
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PlanState, PowerReading
 from apps.power.response import Load, Meter, Phase, limit_it_w
 from apps.power.response_selectors import events, meter_of, phase_of_event, rebound_limit_w, response_of
@@ -80,7 +82,11 @@ class Hold:
 
     @property
     def is_pause(self) -> bool:
-        return self.action.lever != "cap"
+        return self.action.lever in HARD
+
+    @property
+    def is_shrink(self) -> bool:
+        return self.action.lever == Lever.SHRINK.value
 
 
 def hold_on(job_id: int, at: datetime) -> Hold | None:

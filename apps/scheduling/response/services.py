@@ -15,6 +15,7 @@ from apps.events.services import record
 from apps.jobs.curtailed import facts_of_jobs
 from apps.power import override_services, plan_services, response_services
 from apps.power.curtailment.facts import Lever
+from apps.power.curtailment.schedule import HARD
 from apps.power.errors import NoReference, NotPreauthorised, PlanStale
 from apps.power.models import (
     ActionState,
@@ -248,7 +249,7 @@ def respond(*, event_id: int, at: datetime) -> CurtailmentPlan | None:
     is_ordered = event.is_emergency and programme.emergency_policy != EmergencyPolicy.NONE
     if not is_ordered and not programme.is_auto_commit:
         return None
-    levers = {Lever.CAP.value, Lever.PAUSE.value}
+    levers = {Lever.CAP.value, Lever.SHRINK.value, Lever.PAUSE.value}
     if is_ordered:
         may_stop = programme.emergency_policy == EmergencyPolicy.CAPS_AND_STOPS
         levers = {Lever.CAP.value, Lever.PAUSE.value, Lever.STOP.value} if may_stop else {Lever.CAP.value}
@@ -337,11 +338,22 @@ def held_for(event: DemandResponseEvent, site: Site, *, keeps_mine: bool = False
         kept=said[OverrideKind.HOLD],
         unseen=frozenset(job.allocation_id for job in site.jobs if job.job_id in site.unseen),
         pausing=frozenset(job.allocation_id for job in site.jobs if job.is_pausing)
-        & frozenset(row.before.get("allocation_id", 0) for row in own if row.lever != Lever.CAP),
+        & frozenset(row.before.get("allocation_id", 0) for row in own if row.lever in HARD),
+        shrinking=_shrinking(own, site),
         spent_s=spent_by_job(event, at=site.at),
         rolling_s=float(settings.SWITCHYARD_QOS_WINDOW_S),
     )
     return replace(found, carried=_carried(own, found, site, keeps_mine=keeps_mine))
+
+
+def _shrinking(own: Sequence[CurtailmentAction], site: Site) -> dict[int, float]:
+    """By allocation that is on its way to another size for an event, the share of it that is left."""
+    leaving = {job.allocation_id for job in site.jobs if job.is_leaving}
+    return {
+        row.before["allocation_id"]: row.after["n_replicas"] / row.before["n_replicas"]
+        for row in own
+        if row.lever == Lever.SHRINK and row.before.get("allocation_id") in leaving
+    }
 
 
 def spent_by_job(event: DemandResponseEvent, *, at: datetime) -> dict[int, float]:
@@ -372,7 +384,8 @@ def _carried(
         allocation_id = row.before.get("allocation_id", 0)
         if row.plan.state != PlanState.COMMITTED or row.after.get("is_bridge"):
             continue
-        is_paused = row.lever != Lever.CAP and (allocation_id not in there or allocation_id in held.pausing)
+        is_going = allocation_id in held.pausing or allocation_id in held.shrinking
+        is_paused = row.lever != Lever.CAP and (allocation_id not in there or is_going)
         is_asked = keeps_mine or allocation_id in held.as_they_are
         is_kept = row.lever == Lever.CAP and allocation_id in there and is_asked
         if is_paused or is_kept:

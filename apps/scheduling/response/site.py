@@ -5,7 +5,7 @@ unless it says meter.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -27,6 +27,7 @@ from apps.power.response import Meter
 from apps.power.selectors import it_limit_w, latest_readings
 from apps.power.telemetry.draws import JobPower, Source, over_types, power_of
 from apps.power.telemetry.facts import Bound, How, Quality
+from apps.scheduling.engine.sizes import rate_at
 from apps.scheduling.measured_power import Peaks
 from apps.scheduling.power_board import power_tree
 
@@ -56,6 +57,9 @@ class RunningJob:
         is_whole: It shares no device: a cap on what it has touches nobody else.
         devices_on: By node id, how many devices (fractions counted as such).
         at_risk_s: Running time that would be lost if it were stopped now without saving.
+        replicas_on: By node id, how many replicas.
+        least_replicas: With which it can go on, after a checkpoint and a restart; 0: it keeps its size.
+        scaling: (replicas, throughput), rising; empty: in proportion.
     """
 
     allocation_id: int
@@ -80,6 +84,36 @@ class RunningJob:
     lost_s: float = 0.0
     submitted_at: datetime | None = None
     cap: PowerCap | None = None
+    replicas_on: Mapping[int, int] = field(default_factory=dict)
+    least_replicas: int = 0
+    scaling: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def n_replicas(self) -> int:
+        return sum(self.replicas_on.values())
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether it can go on with fewer replicas: what it holds is whole, and it may be restarted."""
+        return 0 < self.least_replicas < self.n_replicas and self.is_whole
+
+    def rate_at(self, n_replicas: int) -> float:
+        """Share of its present throughput that so many replicas bring."""
+        if not self.scaling:
+            return n_replicas / self.n_replicas
+        return rate_at(self.scaling, n_replicas) / rate_at(self.scaling, self.n_replicas)
+
+    def kept_on(self, n_replicas: int, inside: Collection[int]) -> dict[int, int]:
+        """By node, which replicas stay when so many are left: those outside a domain first, of equals the first.
+
+        Args:
+            inside: Ids of the nodes in the domain.
+        """
+        kept: dict[int, int] = {}
+        for node, n in sorted(self.replicas_on.items(), key=lambda one: (one[0] in inside, one[0])):
+            if n_here := min(n, n_replicas - sum(kept.values())):
+                kept[node] = n_here
+        return kept
 
     @property
     def n_devices(self) -> float:
@@ -255,8 +289,9 @@ SELECT allocation.id, job.id, job.name, team.name, job.spec->'flexibility', job.
     job.spec->'groups', job.spec->'power_w', job.spec->'peak_w', job.lost_s, job.submitted_at, job.state,
     allocation.desired_power_cap_share, allocation.desired_state, allocation.stop_cause,
     allocation.observed_started_at, cluster.backend, progress.checkpoint_at, job.user_id,
+    job.spec->'replicas', job.spec->'preemptible', job.spec->'scaling',
     placement.node_id, placement.group_index, node.accelerator_type_id, sum(claim.share)::float8,
-    bool_and(claim.share = 1)
+    bool_and(claim.share = 1), placement.n_replicas
 FROM jobs_allocation allocation
 JOIN jobs_job job ON job.id = allocation.job_id
 JOIN teams_team team ON team.id = job.team_id
@@ -297,9 +332,10 @@ def _job(
 ) -> RunningJob:
     (
         allocation_id, job_id, name, team, tier, checkpoint, groups, power_w, peak_w, lost_s, submitted_at,
-        state, share, desired, stop_cause, started_at, backend, checkpoint_at, user_id, *_,
+        state, share, desired, stop_cause, started_at, backend, checkpoint_at, user_id,
+        replicas, preemptible, scaling, *_,
     ) = parts[0]  # fmt: skip
-    kind = kinds[parts[0][21]]
+    kind = kinds[parts[0][24]]
     checkpoint, groups = as_object(checkpoint), as_object(groups)
     ran_s = 0.0 if started_at is None else max(0.0, (at - started_at).total_seconds())
     saved_s = None if checkpoint_at is None else max(0.0, (at - checkpoint_at).total_seconds())
@@ -307,13 +343,17 @@ def _job(
     # Of a job with several sorts of replicas nobody knows whose draw was seen.
     measured = None if groups and len(groups) > 1 else peaks.of(job_id, user_id, name).get(kind.id)
     on: dict[int, float] = defaultdict(float)
+    replicas_on: dict[int, int] = defaultdict(int)
+    sizes = as_object(replicas)
+    is_elastic = isinstance(sizes, dict) and not groups and bool(checkpoint)
     powers: list[tuple[float, JobPower]] = []
     is_all_whole = True
     for part in parts:
-        node_id, group, _, n, is_whole = part[19:]
+        node_id, group, _, n, is_whole, n_replicas = part[22:]
         is_all_whole = is_all_whole and is_whole
         told = groups[group] if groups and group < len(groups) else alone
         on[node_id] += n
+        replicas_on[node_id] += n_replicas
         powers.append(
             (
                 n,
@@ -349,4 +389,7 @@ def _job(
         lost_s=lost_s,
         submitted_at=submitted_at,
         cap=cap,
+        replicas_on=dict(replicas_on),
+        least_replicas=int(sizes["min"]) if is_elastic and as_object(preemptible) is not False else 0,
+        scaling=tuple((int(n), float(rate)) for n, rate in as_object(scaling) or ()),
     )
