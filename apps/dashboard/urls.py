@@ -4,6 +4,7 @@ from django.urls import path
 
 from apps.dashboard.views import (
     accounts,
+    clusters,
     curtail,
     govern,
     importing,
@@ -118,6 +119,11 @@ urlpatterns = [
     path("power/programmes/", power_programmes.programmes, name="programmes"),
     path("power/programmes/new/", power_programmes.new_programme, name="programme-new"),
     path("power/programmes/<int:programme_id>/", power_programmes.programme, name="programme"),
+    path("settings/clusters/", clusters.clusters, name="clusters"),
+    path("settings/clusters/new/<str:engine_key>/", clusters.new_cluster, name="cluster-new"),
+    path("settings/clusters/<int:cluster_id>/", clusters.cluster, name="cluster"),
+    path("settings/clusters/<int:cluster_id>/change/", clusters.change_cluster, name="cluster-change"),
+    path("settings/clusters/<int:cluster_id>/sync/", clusters.sync, name="cluster-sync"),
     path("audit/", govern.audit, name="audit"),
     path("me/", me.me, name="me"),
     path("me/notices/", notices.notices, name="notices"),

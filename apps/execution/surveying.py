@@ -51,6 +51,8 @@ def survey_cluster(cluster: Cluster, backend: Backend, *, at: datetime) -> None:
 
 def take_survey(cluster: Cluster, backend: Surveying, survey: Survey, *, at: datetime) -> None:
     """Bring the facility in line with what a cluster was seen to be."""
+    version = survey.version[:120]
+    Cluster.objects.filter(pk=cluster.pk).exclude(engine_version=version).update(engine_version=version)
     nodes = {node.name: node for node in Node.objects.filter(cluster=cluster).order_by("pk")}
     uses = [
         outside.Use(

@@ -98,6 +98,7 @@ class Cluster(models.Model):
     is_enabled = models.BooleanField(default=True)
     last_contact_at = models.DateTimeField(null=True, blank=True)
     last_error = models.TextField(blank=True)
+    engine_version = models.CharField(max_length=120, blank=True, help_text="Of what runs there, as it says.")
 
     class Meta:
         ordering = ["name"]
