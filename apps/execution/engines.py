@@ -153,7 +153,7 @@ _SLURM: Final = Engine(
         Field(
             "secret",
             "Key or token",
-            "A key in base64, as `base64 -w0 jwt_hs256.key` prints it.",
+            "A key in base64, as printed by: base64 -w0 jwt_hs256.key",
             is_secret=True,
         ),
         Field("shared_dir", "Shared folder", "Seen by the site and by every node, by the same path."),

@@ -165,7 +165,8 @@ def _ask(job: Job, name: str, value: Any, before: _Change, after: _Change) -> No
 
 def _may_resize(job: Job, value: Any) -> bool:
     """Whether the planner can bring a job that runs between new bounds: by a checkpoint and a restart."""
-    is_elastic = isinstance(value, dict) and isinstance(job.spec.get("replicas"), dict)
+    was_elastic = isinstance(job.spec.get("replicas"), dict)
+    is_elastic = was_elastic and isinstance(value, dict) and value["min"] != value["max"]
     is_saved = bool(job.spec.get("checkpoint")) and job.spec.get("preemptible") is not False
     return is_elastic and is_saved and job.state in (State.STARTING, State.RUNNING)
 

@@ -102,8 +102,8 @@ class _Walk:
                     if part.most_w > 0 and not part.is_capped(self.ack_max_age_s):
                         how = How.UNCAPPED
             else:
-                # Nothing draws more than its devices can, whatever was reserved for it.
-                load_w += sum(min(part.peak_w, part.most_w) for part in node.parts)
+                # Nothing draws more than its devices can, or are held to, whatever was reserved for it.
+                load_w += sum(min(part.peak_w, part.worst_w(self.ack_max_age_s)) for part in node.parts)
             expected_w += sum(part.peak_w if part.mean_w is None else part.mean_w for part in node.parts)
             self.direct_w[d] += load_w
             self.expected_w[d] += expected_w

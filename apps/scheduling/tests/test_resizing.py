@@ -149,6 +149,7 @@ def test_a_member_changes_the_bounds_of_a_job_that_runs_and_the_planner_follows(
     ("fields", "replicas"),
     [
         (SAVES, 3),  # no range
+        (SAVES, {"min": 3, "preferred": 3, "max": 3}),
         ({}, {"min": 1, "preferred": 2, "max": 3}),  # it would lose all its work
         ({**SAVES, "preemptible": False}, {"min": 1, "preferred": 2, "max": 3}),
     ],

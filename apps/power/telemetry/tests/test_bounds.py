@@ -252,3 +252,13 @@ def test_one_more_silent_meter_makes_no_bound_tighter(
     for had, has in zip(before.bounds, after.bounds, strict=True):
         assert has.load_w >= had.load_w - 1e-6 * max(1.0, had.load_w)
         assert has.n_silent >= had.n_silent
+
+
+def test_a_cap_that_is_acknowledged_bounds_what_was_reserved_whether_the_meter_above_speaks_or_not():
+    part = Part(7, peak_w=700.0, most_w=700.0, capped_w=300.0, ack_age_s=10.0)
+    nodes = [Node(1, 0.0, (part,))]
+    loads = []
+    for age_s in (5.0, 1e6):
+        domains = [Domain("hall", reading=Reading(5000.0, age_s, 60.0)), Domain("rack", parent=0)]
+        loads.append(bound_loads(domains, nodes).bounds[1].load_w)
+    assert loads == [300.0, 300.0]
