@@ -20,7 +20,7 @@ from apps.notices.words import moment, span
 from apps.notices.writing import Draft, write
 from apps.power.models import DemandResponseEvent
 from apps.reservations.models import Reservation
-from apps.teams.models import FacilityRole, MemberRole, Membership, User
+from apps.teams.models import FacilityRole, MemberRole, Membership, Team, User
 
 _BATCH: Final = 1000
 _BATCHES: Final = 20  # a look; a log that grew while nobody looked is caught up with in several
@@ -154,6 +154,75 @@ def _quotas(events: Sequence[Event]) -> Iterable[Draft]:
             )
 
 
+def _loans(events: Sequence[Event]) -> Iterable[Draft]:
+    """Each loan is logged once for either team: its leads are told there, but for who did it."""
+    leads = _leads_of({event.subject_id or 0 for event in events})
+    for event in events:
+        told = event.after or {}
+        size = f"{told.get('n_devices')} {told.get('accelerator_type')}"
+        said = f"{told.get('lender')} lends {told.get('borrower')} {size}"
+        for user_id in sorted(leads[event.subject_id or 0] - {event.actor_id}):
+            yield Draft(
+                user_id=user_id,
+                kind=Kind.TEAM_QUOTA,
+                key=f"{event.kind} {told.get('loan_id')} {event.at.isoformat()}",
+                title=f"{said}: {_LOANS[event.kind]}",
+                body=f"By {event.actor_name or 'the site'}, {moment(event.at)}. {event.reason}".strip(),
+                path=f"/quotas/{quote(event.subject_name)}/#loans",
+                at=event.at,
+            )
+
+
+def _requests(events: Sequence[Event]) -> Iterable[Draft]:
+    """Who divides what is above is asked; who asked is answered."""
+    above = dict(Team.objects.filter(pk__in={e.subject_id for e in events}).values_list("pk", "parent_id"))
+    leads = _leads_of({parent for parent in above.values() if parent is not None})
+    names = dict(Team.objects.filter(pk__in=set(above.values()) - {None}).values_list("pk", "name"))
+    admins = set(
+        User.objects.filter(facility_role=FacilityRole.ADMIN, is_active=True).values_list("pk", flat=True)
+    )
+    for event in events:
+        parent_id, data = above.get(event.subject_id or 0), event.data
+        size = f"{data.get('n_devices')} {data.get('accelerator_type')}"
+        if event.kind == "quota.request_asked":
+            people = admins if parent_id is None else leads[parent_id]
+            title = f"{event.subject_name} asks for {size} more"
+            page_of = names.get(parent_id or 0, event.subject_name)
+        else:
+            people = {data.get("asked_by")} - {None}
+            title = f"{size} more for {event.subject_name}: {_REQUESTS[event.kind]}"
+            page_of = event.subject_name
+        for user_id in sorted(people - {event.actor_id}):
+            yield Draft(
+                user_id=user_id,
+                kind=Kind.TEAM_QUOTA,
+                key=f"{event.kind} {event.pk}",
+                title=title,
+                body=f"By {event.actor_name or 'the site'}, {moment(event.at)}. {event.reason}".strip(),
+                path=f"/quotas/{quote(page_of)}/#requests",
+                at=event.at,
+            )
+
+
+def _leads_of(team_ids: set[int]) -> dict[int, set[int]]:
+    leads: dict[int, set[int]] = defaultdict(set)
+    rows = Membership.objects.filter(team_id__in=team_ids, role=MemberRole.LEAD)
+    for team_id, user_id in rows.values_list("team_id", "user_id"):
+        leads[team_id].add(user_id)
+    return leads
+
+
+_LOANS: Final = {
+    "quota.loan_proposed": "proposed",
+    "quota.loan_agreed": "agreed",
+    "quota.loan_declined": "declined",
+    "quota.loan_withdrawn": "taken back",
+    "quota.loan_recalled": "recalled",
+    "quota.loan_given_back": "given back",
+}
+_REQUESTS: Final = {"quota.request_granted": "granted", "quota.request_refused": "refused"}
+
+
 # Reservations ----------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +292,9 @@ _READERS: Final[dict[str, Reader]] = {
     **dict.fromkeys(_HAPPENED, _jobs),
     "quota.changed": _quotas,
     "quota.member_limits_changed": _quotas,
+    **dict.fromkeys(_LOANS, _loans),
+    "quota.request_asked": _requests,
+    **dict.fromkeys(_REQUESTS, _requests),
     "reservation.cancelled": _cancelled_reservations,
     "demand_response.announced": _announced,
     "demand_response.revised": _announced,

@@ -62,6 +62,12 @@ class MoreThanKeptBack(DomainError):
         self.errors = ({"path": "n_devices", "code": self.code, "message": f"must be at most {free}"},)
 
 
+class RequestIsAnswered(DomainError):
+    """A request for more that is not open any more."""
+
+    code = "request_is_answered"
+
+
 class LoanIsAnswered(DomainError):
     """Somebody answered meanwhile, or its time is over."""
 

@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
-from apps.teams import policies
+from apps.teams import policies, services
 from apps.teams.errors import LoanIsAnswered, MoreThanKeptBack, NotYourTeam
 from apps.teams.models import LoanState, Quota, QuotaLoan, Team, User
 
@@ -87,7 +87,7 @@ def propose_loan(
         raise NotYourTeam(
             f"Only leads of {lender} or of {borrower}, or of a team above them, may propose this."
         )
-    kinds = _type_ids()
+    kinds = services.accelerator_type_ids()
     faults = []
     if accelerator_type not in kinds:
         faults.append(("accelerator_type", "is not an accelerator type here"))
@@ -198,12 +198,6 @@ def _locked(loan_id: int) -> tuple[QuotaLoan, str]:
 
 def _lock(team_ids: Iterable[int]) -> None:
     list(Team.objects.select_for_update(no_key=True).filter(pk__in=list(team_ids)).order_by("pk"))
-
-
-def _type_ids() -> dict[str, int]:
-    """Ids of the accelerator types by name. The model of types is above this room: it is reached by the key."""
-    type_model: Any = Quota._meta.get_field("accelerator_type").related_model
-    return dict(type_model.objects.values_list("name", "pk"))
 
 
 def _require_kept_back(loan: QuotaLoan, kind: str) -> None:

@@ -180,6 +180,52 @@ class QuotaLoan(models.Model):
         ]
 
 
+class RequestState(models.TextChoices):
+    OPEN = "open", "open"
+    GRANTED = "granted", "granted"
+    REFUSED = "refused", "refused"
+    WITHDRAWN = "withdrawn", "taken back"
+
+
+class QuotaRequest(models.Model):
+    """A team asks those above it for more devices of its own. One at a time for each type; an answer closes it."""
+
+    team = models.ForeignKey(Team, models.CASCADE, related_name="quota_requests")
+    accelerator_type = models.ForeignKey("inventory.AcceleratorType", models.PROTECT, related_name="+")
+    n_devices = models.PositiveIntegerField(help_text="More than it is entitled to now.")
+    reason = models.CharField(max_length=500)
+    state = models.CharField(max_length=10, choices=RequestState.choices, default=RequestState.OPEN)
+    asked_by = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
+    asked_at = models.DateTimeField()
+    answered_by = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
+    answered_at = models.DateTimeField(null=True, blank=True)
+    answer = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["team", "accelerator_type"],
+                condition=Q(state="open"),
+                name="one_open_quota_request_a_team_and_type",
+            ),
+            models.CheckConstraint(
+                condition=Q(n_devices__gt=0, n_devices__lte=1_000_000) & ~Q(reason=""),
+                name="quota_request_is_of_devices_for_a_reason",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=RequestState.values), name="quota_request_state_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(state=RequestState.OPEN) ^ Q(answered_at__isnull=False),
+                name="quota_request_is_answered_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.team_id} asks for {self.n_devices} more"
+
+
 class LimitedUse(models.TextChoices):
     DEVICES = "devices", "devices held at once, of one accelerator type"
     RUNNING_JOBS = "running_jobs", "jobs running at once"

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -387,7 +387,7 @@ def set_quotas(
         VersionConflict: somebody changed one of them meanwhile; facts show both.
         MoreThanOwned: sub-teams would be entitled to more than their team owns.
     """
-    teams = _locked_with_parents(change.team_id for change in changes)
+    teams = locked_with_parents(change.team_id for change in changes)
     types = _types_named(changes)
     parent_ids: set[int | None] = set()
     for change in changes:
@@ -437,7 +437,7 @@ def _weigh(team: Team, weight: float, *, actor: User | None, at: datetime, reaso
     )
 
 
-def _locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:
+def locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:
     """Teams by id. Those above are locked too: two leads giving at once could give more than there is."""
     ids = set(team_ids)
     parents = Team.objects.filter(pk__in=ids).exclude(parent=None).values_list("parent_id", flat=True)
@@ -448,15 +448,26 @@ def _locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:
     return teams
 
 
-def _type_ids() -> dict[str, int]:
+def accelerator_type_ids() -> dict[str, int]:
     """Ids of the accelerator types by name. The model of types is above this room: it is reached by the key."""
     type_model: Any = Quota._meta.get_field("accelerator_type").related_model
     return dict(type_model.objects.values_list("name", "pk"))
 
 
+def raise_entitlement(
+    *, team: Team, accelerator_type: str, by: int, actor: User, at: datetime, reason: str
+) -> None:
+    """Entitle a team, locked by the caller, to so many devices more, as `set_quotas` does and by its rules."""
+    stored = _entries_of(team)
+    had = stored.get(accelerator_type, QuotaEntry(accelerator_type, 0))
+    stored[accelerator_type] = replace(had, entitlement=had.entitlement + by)
+    change = QuotaChange(team.pk, tuple(stored.values()), team.version)
+    set_quotas(changes=[change], actor=actor, at=at, reason=reason)
+
+
 def _types_named(changes: Sequence[QuotaChange]) -> dict[str, int]:
-    """As `_type_ids`; raises InvalidInput where a change names none of them, or one twice."""
-    types = _type_ids()
+    """As `accelerator_type_ids`; raises InvalidInput where a change names none of them, or one twice."""
+    types = accelerator_type_ids()
     faults = []
     for change in changes:
         seen: set[str] = set()
@@ -618,7 +629,7 @@ def set_member_limits(
 
 def _limits_named(team: Team, entries: Sequence[MemberLimitEntry]) -> list[MemberLimit]:
     """The rows that entries mean; raises InvalidInput with every fault of theirs."""
-    types = _type_ids()
+    types = accelerator_type_ids()
     members = dict(Membership.objects.filter(team=team).values_list("user__username", "user_id"))
     faults: list[dict[str, str]] = []
     seen: set[tuple[object, ...]] = set()

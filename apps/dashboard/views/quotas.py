@@ -20,7 +20,7 @@ from apps.core.errors import DomainError, Forbidden, NotFound, VersionConflict
 from apps.dashboard import words
 from apps.dashboard.cells import Cell
 from apps.dashboard.templatetags import formats
-from apps.dashboard.views import member_limits
+from apps.dashboard.views import member_limits, quota_requests
 from apps.dashboard.views.common import act, page, viewer_of
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
@@ -241,6 +241,7 @@ def _show(
         "figures": figures,
         **(effects or {}),
         **_loans(scene, team),
+        **quota_requests.section(scene.viewer, team),
         "changes": [(event, _DIFFERENCES[event.kind](event.before, event.after)) for event in changes],
     }
     return render(request, "dashboard/pages/quota.html", context, status=status)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from apps.core.api.body import Out
 from apps.core.strict import AddressName, CountOrZero, Instant, Name, Number, Reason, Strict, Text, Version
-from apps.teams.models import Membership, QuotaLoan, Team, Token, User
+from apps.teams.models import Membership, QuotaLoan, QuotaRequest, Team, Token, User
 from apps.teams.selectors import Owned
 
 Weight = Annotated[Number, Field(gt=0, lt=1e9)]
@@ -277,6 +277,48 @@ def me_out(user: User, memberships: list[Membership], *, may_operate: bool, may_
         may_set_power=may_set_power,
         is_admin=user.is_administrator,
     )
+
+
+# Requests for more ------------------------------------------------------------------------------------------------
+
+
+class QuotaRequestIn(Strict):
+    """So many devices more than the team is entitled to now; an open request for the same type is replaced."""
+
+    accelerator_type: Name
+    n_devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    reason: Annotated[Text, Field(min_length=1, max_length=500)]
+
+
+class QuotaRequestAnswerIn(Strict):
+    grant: bool
+    answer: Reason = ""
+
+
+class QuotaRequestOut(Out):
+    id: int
+    team: str
+    accelerator_type: str
+    n_devices: int
+    reason: str
+    state: str
+    asked_at: datetime
+    answered_at: datetime | None
+    answer: str
+
+    @classmethod
+    def of(cls, row: QuotaRequest) -> "QuotaRequestOut":
+        return cls(
+            id=row.pk,
+            team=row.team.name,
+            accelerator_type=row.accelerator_type.name,
+            n_devices=row.n_devices,
+            reason=row.reason,
+            state=row.state,
+            asked_at=row.asked_at,
+            answered_at=row.answered_at,
+            answer=row.answer,
+        )
 
 
 # Loans -------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,12 @@ urlpatterns = [
     path("teams/<str:name>/quota", views.QuotaView.as_view(), name="team-quota"),
     path("teams/<str:name>/member-limits", views.MemberLimitsView.as_view(), name="team-member-limits"),
     path("teams/<str:name>/loans", views.TeamLoansView.as_view(), name="team-loans"),
+    path("teams/<str:name>/quota-requests", views.TeamRequestsView.as_view(), name="team-quota-requests"),
+    path(
+        "quota-requests/<int:request_id>/answer",
+        views.QuotaRequestAnswerView.as_view(),
+        name="quota-request-answer",
+    ),
     path("loans", views.LoansView.as_view(), name="loans"),
     path("loans/<int:loan_id>", views.LoanView.as_view(), name="loan"),
     path("loans/<int:loan_id>/answer", views.LoanAnswerView.as_view(), name="loan-answer"),

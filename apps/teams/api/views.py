@@ -14,7 +14,7 @@ from apps.core.api.body import page_schema, parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import InvalidInput, NotFound
-from apps.teams import loans, policies, selectors, services
+from apps.teams import loans, policies, requests, selectors, services
 from apps.teams.api import bodies
 from apps.teams.models import Team, Token, User
 from apps.teams.policies import person
@@ -245,6 +245,61 @@ class MemberLimitsView(APIView):
             reason=body.reason,
         )
         return Response(_limits_out(team))
+
+
+class TeamRequestsView(APIView):
+    @extend_schema(
+        summary="What a team asked for, and what the teams below ask of it",
+        responses=page_schema(bodies.QuotaRequestOut),
+    )
+    def get(self, request: Request, name: str) -> Response:
+        refuse_unknown_parameters(request)
+        found = requests.requests_of(_team(request, name))
+        return Response(page(found, request, order=["-id"], render=_rendered(bodies.QuotaRequestOut)))
+
+    @extend_schema(
+        summary="Ask for more devices",
+        request=bodies.QuotaRequestIn,
+        responses={201: bodies.QuotaRequestOut},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        body = parse_body(request, bodies.QuotaRequestIn)
+
+        def ask() -> Response:
+            made = requests.ask_for_more(
+                team=_team(request, name),
+                accelerator_type=body.accelerator_type,
+                n_devices=body.n_devices,
+                reason=body.reason,
+                actor=person(request),
+                at=clock.now(),
+            )
+            return Response(_request_out(made.pk), status=201)
+
+        return answer_once(request, ask)
+
+
+class QuotaRequestAnswerView(APIView):
+    @extend_schema(
+        summary="Grant a request for more, or refuse it",
+        description="A grant raises the entitlement. Who asked may take it back with `grant` false.",
+        request=bodies.QuotaRequestAnswerIn,
+        responses=bodies.QuotaRequestOut,
+    )
+    def post(self, request: Request, request_id: int) -> Response:
+        body = parse_body(request, bodies.QuotaRequestAnswerIn)
+        requests.answer_request(
+            request_id=request_id,
+            grant=body.grant,
+            actor=person(request),
+            at=clock.now(),
+            answer=body.answer,
+        )
+        return Response(_request_out(request_id))
+
+
+def _request_out(request_id: int) -> dict[str, Any]:
+    return bodies.QuotaRequestOut.of(requests.request_named(request_id)).model_dump(mode="json")
 
 
 class TeamLoansView(APIView):
