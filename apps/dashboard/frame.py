@@ -16,6 +16,7 @@ from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.models import Pass
 from apps.scheduling.response import selectors as response
+from apps.teams import policies
 from apps.teams import selectors as teams
 from apps.teams.models import User
 
@@ -44,7 +45,7 @@ _MENU: Final = (
     ("Operate", ("overview", "queue", "nodes")),
     ("Capacity", ("reservations", "utilization", "quotas")),
     ("Facility", ("power",)),
-    ("Govern", ("passes", "policy", "audit")),
+    ("Govern", ("passes", "policy", "audit", "settings")),
 )
 _LABELS: Final = {
     "overview": ("Overview", "layout-dashboard"),
@@ -57,6 +58,7 @@ _LABELS: Final = {
     "passes": ("Scheduler", "activity"),
     "policy": ("Policy", "adjustments"),
     "audit": ("Audit trail", "history"),
+    "settings": ("Settings", "settings"),
 }
 # Which entry of the menu a page belongs to, where its address does not begin like the entry's.
 _BELONGS_TO: Final = {"/jobs/": "queue"}
@@ -81,7 +83,10 @@ class Frame:
 
     @property
     def menu(self) -> tuple[Group, ...]:
-        return tuple(Group(title, tuple(self._link(key) for key in keys)) for title, keys in _MENU)
+        hidden = () if policies.may_see_vtns(self._user) else ("settings",)
+        return tuple(
+            Group(title, tuple(self._link(key) for key in keys if key not in hidden)) for title, keys in _MENU
+        )
 
     @property
     def tabbar(self) -> tuple[Link, ...]:

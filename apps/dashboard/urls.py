@@ -6,6 +6,7 @@ from apps.dashboard.views import (
     accounts,
     clusters,
     curtail,
+    facility,
     govern,
     importing,
     jobs,
@@ -25,8 +26,10 @@ from apps.dashboard.views import (
     quota_requests,
     quotas,
     reservations,
+    settings,
     submit,
     utilization,
+    welcome,
 )
 
 app_name = "dashboard"
@@ -127,6 +130,10 @@ urlpatterns = [
     path("settings/clusters/<int:cluster_id>/", clusters.cluster, name="cluster"),
     path("settings/clusters/<int:cluster_id>/change/", clusters.change_cluster, name="cluster-change"),
     path("settings/clusters/<int:cluster_id>/sync/", clusters.sync, name="cluster-sync"),
+    path("settings/", settings.settings, name="settings"),
+    path("settings/facility/", facility.facility, name="facility"),
+    path("settings/people/", settings.people, name="people"),
+    path("welcome/", welcome.welcome, name="welcome"),
     path("audit/", govern.audit, name="audit"),
     path("me/", me.me, name="me"),
     path("me/notices/", notices.notices, name="notices"),

@@ -250,3 +250,38 @@ def seen_of(node: Node) -> Seen:
         tuple(NodeFailure.objects.filter(node=node).order_by("-at", "-id")[:LAST_SEEN]),
         tuple(PaceReading.objects.filter(node=node).order_by("-at", "-id")[:LAST_SEEN]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How much of each sort there is."""
+
+    types: int
+    clusters: int
+    domains: int
+    nodes: int
+    devices: int
+
+
+def n_of_each() -> Numbers:
+    """How large the facility is; one query."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT (SELECT count(*) FROM inventory_acceleratortype), (SELECT count(*) FROM inventory_cluster),"
+            " (SELECT count(*) FROM inventory_domain), count(*), coalesce(sum(n_devices), 0) FROM inventory_node"
+        )
+        row = cursor.fetchone()
+    assert row is not None
+    return Numbers(*row)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeCount:
+    name: str
+    n_devices: int
+
+
+def devices_by_type() -> tuple[TypeCount, ...]:
+    """How many devices of each accelerator type are built; types without nodes are left out."""
+    counted = AcceleratorType.objects.annotate(n=Sum("nodes__n_devices")).filter(n__gt=0)
+    return tuple(TypeCount(name, n) for name, n in counted.order_by("name").values_list("name", "n"))

@@ -56,7 +56,7 @@ def create_accelerator_type(
     """
     _require_admin(actor)
     curve = [list(point) for point in (ASSUMED_POWER_CURVE if power_curve is None else power_curve)]
-    _require_curve(curve)
+    require_curve(curve)
     if idle_w is not None and idle_w > tdp_w:
         raise InvalidInput.of("idle_w", "must not be over tdp_w", "out_of_range")
     try:
@@ -78,7 +78,8 @@ def create_accelerator_type(
     return made
 
 
-def _require_curve(curve: Sequence[Sequence[float]]) -> None:
+def require_curve(curve: Sequence[Sequence[float]]) -> None:
+    """Refuse a curve that does not rise, or does not end at full power and full throughput."""
     last_cap = last_pace = 0.0
     for index, point in enumerate(curve):
         cap, pace = point
@@ -97,7 +98,7 @@ def create_domain(
     """A subtree of the network, power, cooling or storage tree, below one of a wider kind of the same tree."""
     _require_admin(actor)
     if parent is not None:
-        _require_below(kind, parent)
+        require_below(kind, parent)
     try:
         with transaction.atomic():
             made = Domain.objects.create(name=name, kind=kind, parent=parent)
@@ -108,7 +109,8 @@ def create_domain(
     return made
 
 
-def _require_below(kind: str, parent: Domain) -> None:
+def require_below(kind: str, parent: Domain) -> None:
+    """Refuse a parent of another tree, or of a kind that is not wider."""
     for kinds in TREES.values():
         if kind in kinds and parent.kind in kinds and kinds.index(parent.kind) < kinds.index(kind):
             return
@@ -158,7 +160,7 @@ class NodeFacts:
     speed: float = 1.0
 
 
-_TREE_OF_FIELD: Final = {
+KINDS_OF_FIELD: Final = {
     "scale_up": ("scale_up",),
     "leaf": ("leaf", "spine"),
     "power": ("rack", "row", "hall", "facility"),
@@ -179,7 +181,7 @@ def create_nodes(
     """Nodes with their devices, all or none; thousands at a time."""
     _require_admin(actor)
     for facts in rows:
-        _require_hangs_right(facts)
+        require_hangs_right(facts)
     try:
         with transaction.atomic():
             nodes = Node.objects.bulk_create([_node(cluster, facts, at) for facts in rows], batch_size=2000)
@@ -213,8 +215,9 @@ def create_nodes(
     return nodes
 
 
-def _require_hangs_right(facts: NodeFacts) -> None:
-    for field, kinds in _TREE_OF_FIELD.items():
+def require_hangs_right(facts: NodeFacts) -> None:
+    """Refuse a domain of a kind that nodes do not hang in by that field."""
+    for field, kinds in KINDS_OF_FIELD.items():
         domain: Domain | None = getattr(facts, field)
         if domain is not None and domain.kind not in kinds:
             message = f"must be a {' or '.join(kinds)}; {domain.name} is a {domain.kind}"

@@ -153,3 +153,16 @@ def most_waiting(user: User, team_ids: Iterable[int]) -> dict[int, tuple[int, bo
     ):
         found[team_id] = most, user_id is not None
     return {team_id: (most, is_named) for team_id, (most, is_named) in found.items() if most is not None}
+
+
+def people() -> QuerySet[User]:
+    """Everybody who has an account, with their teams at hand; for who may see the list of people."""
+    return User.objects.prefetch_related("memberships__team")
+
+
+def person_named(username: str) -> User:
+    """The person of a name; raises NotFound."""
+    found = None if "\x00" in username else User.objects.filter(username=username).first()
+    if found is None:
+        raise NotFound("There is no such person.")
+    return found

@@ -360,6 +360,18 @@ class QuotaChange:
     weight: float | None = None
 
 
+@transaction.atomic
+def found_team(
+    *, name: str, owned: Sequence[QuotaEntry], actor: User, at: datetime, reason: str = ""
+) -> Team:
+    """A top team with what it owns, led by who makes it; all of that or nothing. For administrators."""
+    team = create_team(name=name, actor=actor, at=at, reason=reason)
+    set_member(team_id=team.pk, user=actor, role=MemberRole.LEAD, actor=actor, at=at, reason=reason)
+    if owned:
+        team = set_quota(team=team, entries=owned, actor=actor, at=at, version=team.version, reason=reason)
+    return team
+
+
 def set_quota(
     *,
     team: Team,

@@ -57,7 +57,7 @@ def addresses(facility: Facility) -> dict[str, str]:
             "reservations",
             "slots",
         ),
-        *("quotas", "passes", "passes-list", "policy", "audit", "me", "search"),
+        *("quotas", "passes", "passes-list", "policy", "audit", "me", "search", "welcome"),
         *("power", "power-figures", "power-tree", "power-events-part", "chart-load"),
     ]
     found = {name: reverse(f"dashboard:{name}") for name in bare}

@@ -7,9 +7,6 @@ from pydantic import Field, model_validator
 
 from apps.core.api.body import Out
 from apps.core.strict import (
-    AddressName,
-    Cores,
-    Gib,
     Instant,
     Misfit,
     Name,
@@ -17,8 +14,6 @@ from apps.core.strict import (
     Reason,
     SecondsOrZero,
     Strict,
-    Watts,
-    WattsOrZero,
 )
 from apps.inventory.health import MOST_CHECKS
 from apps.inventory.models import (
@@ -36,26 +31,6 @@ from apps.inventory.selectors import Seen
 MAX_VALUE = 1e15
 CheckName = Annotated[Name, Field(max_length=60)]
 SourceName = Annotated[Name, Field(max_length=60)]
-Kind = Literal["spine", "leaf", "scale_up", "facility", "hall", "row", "rack", "cooling", "storage"]
-Speed = Annotated[Number, Field(gt=0, le=1e6)]
-Share = Annotated[Number, Field(gt=0, le=1)]
-
-
-class AcceleratorTypeIn(Strict):
-    name: AddressName
-    tdp_w: Watts
-    memory_gib: Gib = 0.0
-    idle_w: WattsOrZero | None = None
-    speed: Speed = 1.0
-    power_curve: (
-        Annotated[
-            list[Annotated[list[Share], Field(min_length=2, max_length=2)]],
-            Field(min_length=1, max_length=100),
-        ]
-        | None
-    ) = None
-    cap_step_w: Watts | None = None
-    cap_settle_s: SecondsOrZero = 10.0
 
 
 class AcceleratorTypeOut(Out):
@@ -82,12 +57,6 @@ class AcceleratorTypeOut(Out):
         )
 
 
-class DomainIn(Strict):
-    name: AddressName
-    kind: Kind
-    parent: Name | None = None
-
-
 class DomainOut(Out):
     name: str
     kind: str
@@ -96,12 +65,6 @@ class DomainOut(Out):
     @classmethod
     def of(cls, row: Domain) -> "DomainOut":
         return cls(name=row.name, kind=row.kind, parent=None if row.parent is None else row.parent.name)
-
-
-class ClusterIn(Strict):
-    name: AddressName
-    backend: Literal["local", "simulated", "slurm", "kubernetes"]
-    config: dict[str, Any] = Field(default_factory=dict)
 
 
 class ClusterOut(Out):
@@ -126,22 +89,6 @@ class ClusterOut(Out):
             last_error=row.last_error,
             config=row.config if shows_config else None,
         )
-
-
-class NodeIn(Strict):
-    name: AddressName
-    cluster: Name
-    accelerator_type: Name
-    n_devices: Annotated[int, Field(ge=1, le=1024)]
-    cpus: Cores | None = None
-    memory_gib: Gib | None = None
-    scale_up: Name | None = None
-    leaf: Name | None = None
-    power: Name | None = None
-    cooling: Name | None = None
-    storage: Name | None = None
-    idle_w: WattsOrZero = 0.0
-    speed: Speed = 1.0
 
 
 class NodeOut(Out):

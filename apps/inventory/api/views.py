@@ -15,7 +15,7 @@ from apps.core.api.body import page_schema, parse_body
 from apps.core.api.idempotency import answer_once
 from apps.core.api.paging import page, refuse_unknown_parameters
 from apps.core.errors import Forbidden, InvalidInput, NotFound
-from apps.inventory import reports, selectors, services
+from apps.inventory import as_built, reports, selectors, services
 from apps.inventory.api import bodies
 from apps.inventory.models import AcceleratorType, Cluster, Domain, DomainKind, Health, Node
 from apps.teams import policies
@@ -30,10 +30,10 @@ class AcceleratorTypesView(APIView):
         types = AcceleratorType.objects.all()
         return Response(page(types, request, order=["name"], render=_rendered(bodies.AcceleratorTypeOut.of)))
 
-    @extend_schema(request=bodies.AcceleratorTypeIn, responses={201: bodies.AcceleratorTypeOut})
+    @extend_schema(request=as_built.AcceleratorTypeIn, responses={201: bodies.AcceleratorTypeOut})
     def post(self, request: Request) -> Response:
         policies.require_admin(person(request))
-        body = parse_body(request, bodies.AcceleratorTypeIn)
+        body = parse_body(request, as_built.AcceleratorTypeIn)
 
         def act() -> Response:
             made = services.create_accelerator_type(
@@ -68,10 +68,10 @@ class DomainsView(APIView):
             domains = domains.filter(parent__name=parent)
         return Response(page(domains, request, order=["name"], render=_rendered(bodies.DomainOut.of)))
 
-    @extend_schema(request=bodies.DomainIn, responses={201: bodies.DomainOut})
+    @extend_schema(request=as_built.DomainIn, responses={201: bodies.DomainOut})
     def post(self, request: Request) -> Response:
         policies.require_admin(person(request))
-        body = parse_body(request, bodies.DomainIn)
+        body = parse_body(request, as_built.DomainIn)
         parent = None if body.parent is None else _referred(Domain.objects, "parent", body.parent)
 
         def act() -> Response:
@@ -97,10 +97,10 @@ class ClustersView(APIView):
         refuse_unknown_parameters(request)
         return Response(page(Cluster.objects.all(), request, order=["name"], render=_cluster_for(request)))
 
-    @extend_schema(request=bodies.ClusterIn, responses={201: bodies.ClusterOut})
+    @extend_schema(request=as_built.ClusterIn, responses={201: bodies.ClusterOut})
     def post(self, request: Request) -> Response:
         policies.require_admin(person(request))
-        body = parse_body(request, bodies.ClusterIn)
+        body = parse_body(request, as_built.ClusterIn)
 
         def act() -> Response:
             made = services.create_cluster(**body.model_dump(), actor=person(request), at=clock.now())
@@ -142,10 +142,10 @@ class NodesView(APIView):
         nodes = selectors.node_details(person(request), filters)
         return Response(page(nodes, request, order=["name"], render=_rendered(bodies.NodeOut.of)))
 
-    @extend_schema(request=bodies.NodeIn, responses={201: bodies.NodeDetailOut})
+    @extend_schema(request=as_built.NodeIn, responses={201: bodies.NodeDetailOut})
     def post(self, request: Request) -> Response:
         policies.require_admin(person(request))
-        body = parse_body(request, bodies.NodeIn)
+        body = parse_body(request, as_built.NodeIn)
         trees = {
             field: None if (name := getattr(body, field)) is None else _referred(Domain.objects, field, name)
             for field in ("scale_up", "leaf", "power", "cooling", "storage")

@@ -26,17 +26,21 @@ class Document:
         self.value, self.lines, self.line = value, lines, line
 
 
-def documents(text: str) -> list[Document]:
+def documents(text: str, *, longest: int = MAX_YAML, most_nodes: int = _MAX_NODES) -> list[Document]:
     """All documents of a text that are not empty.
+
+    Args:
+        longest: Characters of the text.
+        most_nodes: Of all documents, aliases written out.
 
     Raises:
         Unreadable: if it is no YAML, holds a name twice or an object of a kind of its own, or is too large or too deep.
     """
-    if len(text) > MAX_YAML:
-        raise Unreadable(f"has more than {MAX_YAML} characters", code="too_long")
+    if len(text) > longest:
+        raise Unreadable(f"has more than {longest} characters", code="too_long")
     try:
-        _measure(text)
-        return list(_read(text))
+        _measure(text, most_nodes)
+        return list(_read(text, most_nodes))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else None
         raise Unreadable(f"is no YAML: {error.problem}", line=line) from None
@@ -47,7 +51,7 @@ def documents(text: str) -> list[Document]:
         raise Unreadable(f"is no YAML: {said[:200]}") from None
 
 
-def _measure(text: str) -> None:
+def _measure(text: str, most_nodes: int) -> None:
     """By the flat stream of events, which takes no stack: nothing deep is handed to what reads by recursion."""
     depth = n = n_documents = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -60,17 +64,17 @@ def _measure(text: str) -> None:
         line = event.start_mark.line + 1 if event.start_mark is not None else None
         if depth > _DEEPEST:
             raise Unreadable(f"is more than {_DEEPEST} levels deep", line=line, code="too_deep")
-        if n > _MAX_NODES or n_documents > _MAX_DOCUMENTS:
+        if n > most_nodes or n_documents > _MAX_DOCUMENTS:
             raise Unreadable("holds too much", line=line, code="too_long")
 
 
-def _read(text: str) -> Iterator[Document]:
+def _read(text: str, most_nodes: int) -> Iterator[Document]:
     loader = _Loader(text)
-    n_left = _MAX_NODES
+    n_left = most_nodes
     try:
         while loader.check_node():
             node = loader.get_node()
-            n_left -= _weight(node, {}, frozenset())
+            n_left -= _weight(node, {}, frozenset(), most_nodes)
             if n_left < 0:
                 raise Unreadable("holds too much once its aliases are written out", code="too_long")
             lines: dict[str, int] = {}
@@ -82,7 +86,7 @@ def _read(text: str) -> Iterator[Document]:
         loader.dispose()
 
 
-def _weight(node: yaml.Node, known: dict[int, int], above: frozenset[int]) -> int:
+def _weight(node: yaml.Node, known: dict[int, int], above: frozenset[int], most: int) -> int:
     """Nodes below this one, each as often as it is stood for."""
     if id(node) in above or len(above) > _DEEPEST:
         raise Unreadable("holds itself, or is too deep", line=node.start_mark.line + 1, code="too_deep")
@@ -93,7 +97,7 @@ def _weight(node: yaml.Node, known: dict[int, int], above: frozenset[int]) -> in
             below = node.value
         elif isinstance(node, yaml.MappingNode):
             below = [part for pair in node.value for part in pair]
-        known[id(node)] = min(1 + sum(_weight(one, known, inside) for one in below), 10 * _MAX_NODES)
+        known[id(node)] = min(1 + sum(_weight(one, known, inside, most) for one in below), 10 * most)
     return known[id(node)]
 
 

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from apps.scheduling.api import import_views, power_views, response_views, views
+from apps.scheduling.api import facility_views, import_views, power_views, response_views, views
 
 urlpatterns = [
     path("defragmentation", views.DefragmentationView.as_view(), name="defragmentation"),
@@ -17,6 +17,9 @@ urlpatterns = [
         response_views.EventCommitView.as_view(),
         name="response-event-commit",
     ),
+    path("facility", facility_views.FacilityView.as_view(), name="facility"),
+    path("facility/check", facility_views.FacilityCheckView.as_view(), name="facility-check"),
+    path("facility/apply", facility_views.FacilityApplyView.as_view(), name="facility-apply"),
     path("power/control", response_views.ControllerView.as_view(), name="power-control"),
     path("power/control/stop", response_views.ControllerStopView.as_view(), name="power-control-stop"),
     path("power/control/start", response_views.ControllerStartView.as_view(), name="power-control-start"),
