@@ -143,15 +143,21 @@ def _quotas(events: Sequence[Event]) -> Iterable[Draft]:
         is_limits = event.kind == "quota.member_limits_changed"
         what = "The limits of members of" if is_limits else "The quota of"
         for user_id in sorted((people if is_limits else leads)[team_id] - {event.actor_id}):
-            yield Draft(
-                user_id=user_id,
-                kind=Kind.TEAM_QUOTA,
-                key=f"{event.kind} {event.pk}",
-                title=f"{what} {event.subject_name} {'were' if is_limits else 'was'} changed",
-                body=f"By {event.actor_name or 'the site'}, {moment(event.at)}. {event.reason}".strip(),
-                path=f"/quotas/{quote(event.subject_name)}/",
-                at=event.at,
-            )
+            title = f"{what} {event.subject_name} {'were' if is_limits else 'was'} changed"
+            yield _of_quota(event, user_id, title, event.subject_name)
+
+
+def _of_quota(event: Event, user_id: int, title: str, team: str, *, part: str = "", key: str = "") -> Draft:
+    """One person told of what teams own; `team` and `part` say which page, and where on it."""
+    return Draft(
+        user_id=user_id,
+        kind=Kind.TEAM_QUOTA,
+        key=key or f"{event.kind} {event.pk}",
+        title=title,
+        body=f"By {event.actor_name or 'the site'}, {moment(event.at)}. {event.reason}".strip(),
+        path=f"/quotas/{quote(team)}/{part}",
+        at=event.at,
+    )
 
 
 def _loans(events: Sequence[Event]) -> Iterable[Draft]:
@@ -162,15 +168,9 @@ def _loans(events: Sequence[Event]) -> Iterable[Draft]:
         size = f"{told.get('n_devices')} {told.get('accelerator_type')}"
         said = f"{told.get('lender')} lends {told.get('borrower')} {size}"
         for user_id in sorted(leads[event.subject_id or 0] - {event.actor_id}):
-            yield Draft(
-                user_id=user_id,
-                kind=Kind.TEAM_QUOTA,
-                key=f"{event.kind} {told.get('loan_id')} {event.at.isoformat()}",
-                title=f"{said}: {_LOANS[event.kind]}",
-                body=f"By {event.actor_name or 'the site'}, {moment(event.at)}. {event.reason}".strip(),
-                path=f"/quotas/{quote(event.subject_name)}/#loans",
-                at=event.at,
-            )
+            key = f"{event.kind} {told.get('loan_id')} {event.at.isoformat()}"  # logged for either team
+            title = f"{said}: {_LOANS[event.kind]}"
+            yield _of_quota(event, user_id, title, event.subject_name, part="#loans", key=key)
 
 
 def _requests(events: Sequence[Event]) -> Iterable[Draft]:
@@ -193,15 +193,7 @@ def _requests(events: Sequence[Event]) -> Iterable[Draft]:
             title = f"{size} more for {event.subject_name}: {_REQUESTS[event.kind]}"
             page_of = event.subject_name
         for user_id in sorted(people - {event.actor_id}):
-            yield Draft(
-                user_id=user_id,
-                kind=Kind.TEAM_QUOTA,
-                key=f"{event.kind} {event.pk}",
-                title=title,
-                body=f"By {event.actor_name or 'the site'}, {moment(event.at)}. {event.reason}".strip(),
-                path=f"/quotas/{quote(page_of)}/#requests",
-                at=event.at,
-            )
+            yield _of_quota(event, user_id, title, page_of, part="#requests")
 
 
 def _leads_of(team_ids: set[int]) -> dict[int, set[int]]:
