@@ -183,9 +183,10 @@ class Held:
 class Turn:
     """In [start_s, end_s) running work draws so much more (or less, below 0) than it does now."""
 
-    position: int  # of that charge in what comes
+    charge: Charge  # of watts alone
     start_s: float
     end_s: float
+    position: int = NONE  # of that charge in what comes; NONE: it is tried, and not there
 
 
 class LimitSteps:
@@ -281,6 +282,11 @@ class Calendar:
         self._pool = Pool(frame, tree, self.now)
         self.limit_steps = LimitSteps(frame, snapshot)
         self.held: dict[int, Held] = {}  # by job: what running work holds, and until when
+        self._told: dict[
+            int, list[CapChange]
+        ] = {}  # by job: how running work is known to be slowed, in order
+        # (l + 1,) limits under which this pass has begun, or promised, something that draws.
+        self._is_counted_on: BoolArray = np.zeros(len(self.now.head), dtype=bool)
         self.pinches: list[State] = []
         self._pinch_at_s: list[float] = []
         self.version = 0  # of all that is charged
@@ -322,32 +328,60 @@ class Calendar:
 
     def _take_turns(self, snapshot: Snapshot) -> list[float]:
         """Count on what running work will draw less, or more; the instants at which some draws more than before."""
-        by_job: dict[int, list[CapChange]] = {}
         for change in sorted(snapshot.cap_changes, key=lambda c: c.at_s):
             if change.at_s > self.now_s and change.job_id in self.held:
-                by_job.setdefault(change.job_id, []).append(change)
+                self._told.setdefault(change.job_id, []).append(change)
         rises_s: list[float] = []
-        for running in snapshot.running if by_job or self.limit_steps.low else ():
-            changes = by_job.get(running.gang.id) or self._gives_way(running)
-            held = self.held[running.gang.id]
-            turns, before = [], held.charge.draw
-            for i, change in enumerate(changes):
-                if change.at_s >= held.end_s or not running.placing:
-                    break
-                end_s = min(changes[i + 1].at_s, held.end_s) if i + 1 < len(changes) else held.end_s
-                kind = self.frame.kinds[int(self.frame.kind[running.placing[0].node])]
-                drawing = under_cap(running.gang, kind, change.cap)
-                draw = charge_of(self.frame, self.tree, drawing, running.placing).draw
-                if (draw > before).any():
-                    rises_s.append(change.at_s)
-                before = draw
-                position = self._coming.add(_drawing_alone(held.charge, draw - held.charge.draw), ())
-                self._coming.at(change.at_s, 1, position)
-                if end_s != inf:
-                    self._coming.at(end_s, -1, position)
-                turns.append(Turn(position, change.at_s, end_s))
-            held.turns = tuple(turns)
+        for running in snapshot.running if self._told or self.limit_steps.low else ():
+            gang, held = running.gang, self.held[running.gang.id]
+            changes = self._told.get(gang.id) or self._gives_way(running)
+            turns = self._turns(gang, running.placing, held.charge, inf, changes)
+            draw = held.charge.draw
+            for turn in turns:
+                # Made smaller it may go on for longer than it would now.
+                if (turn.start_s < held.end_s or gang.is_elastic) and (
+                    held.charge.draw + turn.charge.draw > draw
+                ).any():
+                    rises_s.append(turn.start_s)
+                draw = held.charge.draw + turn.charge.draw
+            held.turns = self._taken_in(_until(turns, held.end_s))
+            self._note_turns(held)
         return rises_s
+
+    def _turns(
+        self, gang: Gang, placing: Placing, charge: Charge, end_s: float, changes: Sequence[CapChange]
+    ) -> list[Turn]:
+        """How far work with this charge will draw less or more than now, by what is known of its caps, in order."""
+        turns: list[Turn] = []
+        for i, change in enumerate(changes):
+            if change.at_s >= end_s or not placing:
+                break
+            until_s = min(changes[i + 1].at_s, end_s) if i + 1 < len(changes) else end_s
+            kind = self.frame.kinds[int(self.frame.kind[placing[0].node])]
+            draw = charge_of(self.frame, self.tree, under_cap(gang, kind, change.cap), placing).draw
+            turns.append(Turn(_drawing_alone(charge, draw - charge.draw), change.at_s, until_s))
+        return turns
+
+    def _pauses(self, gang: Gang, charge: Charge, end_s: float) -> list[Turn]:
+        """How what goes on, or begins, now is paused while limits above it are lower that it gives way to."""
+        if not self.yields(gang):
+            return []
+        return [
+            Turn(_drawing_alone(charge, -charge.draw), start_s, min(ends_s, end_s))
+            for start_s, ends_s in self.limit_steps.spans_of(self.frame.paths[charge.nodes])
+            if start_s < end_s
+        ]
+
+    def _taken_in(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+        """The same, with a place of their charges in what comes."""
+        return tuple(replace(turn, position=self._coming.add(turn.charge, ())) for turn in turns)
+
+    def resized(self, gang: Gang, placing: Placing, end_s: float) -> Held:
+        """What running work would hold, to try it, with another placing: what is known of its caps stays."""
+        charge = charge_of(self.frame, self.tree, gang, placing)
+        told = self._told.get(gang.id)
+        turns = self._turns(gang, placing, charge, end_s, told) if told else self._pauses(gang, charge, end_s)
+        return Held(charge, self._met_by(charge, self.allowed(gang)), end_s, NONE, tuple(turns))
 
     def _gives_way(self, running: Running) -> list[CapChange]:
         """How interruptible work is paused while limits above it are lower, where nobody has said it more exactly."""
@@ -358,7 +392,7 @@ class Calendar:
         for start_s, end_s in self.limit_steps.spans_of(paths):
             changes.append(CapChange(start_s, running.gang.id, 0.0))
             changes.append(CapChange(end_s, running.gang.id, running.cap))
-        return [change for change in changes if self.now_s < change.at_s < inf]
+        return [change for change in changes if change.at_s < inf]
 
     def yields(self, gang: Gang) -> bool:
         """Whether what starts of it is paused while limits are lower that what runs gives way to."""
@@ -534,10 +568,18 @@ class Calendar:
         """How many states a window meets that begins now."""
         return 1 + bisect_left(self._pinch_at_s, until_s)
 
-    def floor_now(self, until_s: float) -> Floor:
-        """The floor of the window from now to until_s, bookings aside."""
+    def floor_now(self, until_s: float, gang: Gang | None = None) -> Floor:
+        """The floor of the window from now to until_s, bookings aside.
+
+        Args:
+            gang: For whom: of what is paused meanwhile, limits that it gives way to ask nothing then.
+        """
         n = 1 + bisect_left(self._pinch_at_s, until_s)
-        return Floor([self.now, *self.pinches[: n - 1]], None, self._pool.least(n))
+        states = [self.now, *self.pinches[: n - 1]]
+        least = self._pool.least(n)
+        if gang is not None and self.yields(gang):
+            least = (*least[:3], np.minimum.reduce([self.head_for(gang, state) for state in states]))
+        return Floor(states, None, least)
 
     def view(
         self, gang: Gang, first: State, until_s: float, *, promises: bool = True, reservations: bool = True
@@ -578,7 +620,7 @@ class Calendar:
             later, is_freer_later = (*later[:3], self._named), True
         if first is self.now and self.yields(gang):
             whole, cpu, mem, _ = least or (None, None, None, None)
-            heads = [first.head, *(self._head_for_pausing(state) for state in states[1:])]
+            heads = [self.head_for(gang, state) for state in states]
             least = (
                 np.minimum.reduce([s.whole for s in states]) if whole is None else whole,
                 np.minimum.reduce([s.cpu for s in states]) if cpu is None else cpu,
@@ -588,8 +630,11 @@ class Calendar:
         floor = Floor(states, holds, least, is_freer_later=is_freer_later, later=later, kept=kept)
         return View(floor, shut)
 
-    def _head_for_pausing(self, state: State) -> IntArray:
-        """What is left under each limit then for work that is paused while it is lower."""
+    def head_for(self, gang: Gang, state: State) -> IntArray:
+        """What is left then under each limit for a gang that starts now: if it is paused while a limit is lower, that
+        one asks nothing."""
+        if not self.yields(gang):
+            return state.head
         low = [limit for start_s, end_s, limit in self.limit_steps.low if start_s <= state.at_s < end_s]
         if not low:
             return state.head
@@ -658,18 +703,25 @@ class Calendar:
     def start(self, gang: Gang, charge: Charge, end_s: float) -> None:
         """Something starts now and is expected to give back at end_s."""
         met = self._met_by(charge, self.allowed(gang))
-        turns: list[Turn] = []
-        if self.yields(gang):
-            for start_s, ends_s in self.limit_steps.spans_of(self.frame.paths[charge.nodes]):
-                if self.now_s < start_s < end_s:
-                    position = self._coming.add(_drawing_alone(charge, -charge.draw), ())
-                    turns.append(Turn(position, start_s, min(ends_s, end_s)))
-        held = Held(charge, met, end_s, self._coming.add(charge, met), tuple(turns))
+        self._begin(gang, Held(charge, met, end_s, NONE, tuple(self._pauses(gang, charge, end_s))))
+        self._count_on(charge)
+
+    def _begin(self, gang: Gang, tried: Held) -> None:
+        """What was only tried is there from now on."""
+        position = self._coming.add(tried.charge, tried.bookings)
+        held = replace(tried, position=position, turns=self._taken_in(tried.turns))
         self.lift([held], 1)
         self._note_turns(held)
-        if end_s != inf:
-            self._coming.at(end_s, -1, held.position)
+        if held.end_s != inf:
+            self._coming.at(held.end_s, -1, held.position)
         self.held[gang.id] = held
+
+    def _count_on(self, charge: Charge) -> None:
+        """Something of this pass draws there: from now on an excess would be its fault."""
+        draws = charge.draw > 0
+        if draws.any():
+            self._is_counted_on[self.frame.paths[charge.nodes[draws]]] = True
+            self._is_counted_on[-1] = False
 
     def lift(self, some: Sequence[Held], sign: int = -1) -> None:
         """Take work off its devices now and as long as it would have held them (-1), or put it back (1)."""
@@ -689,6 +741,10 @@ class Calendar:
             if held.position == NONE:
                 for state in [self.now, *self.pinches[: bisect_left(self._pinch_at_s, held.end_s)]]:
                     state.charge(self.frame, self.tree, held.charge, sign, held.bookings)
+                for turn in held.turns:
+                    first, end = (bisect_left(self._pinch_at_s, at_s) for at_s in (turn.start_s, turn.end_s))
+                    for state in self.pinches[first:end]:
+                        state.charge(self.frame, self.tree, turn.charge, sign)
         touched = some[0].charge.nodes if len(some) == 1 else np.concatenate([h.charge.nodes for h in some])
         self._pool.touched(np.unique(touched) if len(touched) > 1 else touched)
         self._unpromised.clear()
@@ -722,11 +778,31 @@ class Calendar:
         nodes = charge.nodes
         whole, cpu, mem, head = self._pool.least(n)
         return bool(
-            ((charge.taken == FULL).all() and (whole[nodes] < charge.whole).any())
-            or (draws_evenly and (head[self.frame.paths[nodes]] < charge.draw[:, None]).any())
-            or (cpu[nodes] < charge.cpu).any()
-            or (mem[nodes] < charge.mem).any()
+            ((charge.taken == FULL).all() and ((whole[nodes] < charge.whole) & (charge.whole > 0)).any())
+            or (draws_evenly and self._lacks(head, charge.nodes, charge.draw, charge.draw))
+            or ((cpu[nodes] < charge.cpu) & (charge.cpu > 0)).any()
+            or ((mem[nodes] < charge.mem) & (charge.mem > 0)).any()
         )
+
+    def _lacks(
+        self,
+        head: IntArray,
+        nodes: IntArray,
+        draw: IntArray,
+        need: IntArray | int,
+        *,
+        by_anybody: bool = False,
+    ) -> bool:
+        """Whether less than that is left under a limit above a share that draws, and on which this pass counts.
+
+        Where nothing of this pass draws, an excess was there before: whoever stays makes it no worse.
+        """
+        draws = draw > 0
+        if not draws.any():
+            return False
+        above = self.frame.paths[nodes[draws]]
+        least = need if isinstance(need, int) else need[draws][:, None]
+        return bool(((head[above] < least) & (self._is_counted_on[above] | by_anybody)).any())
 
     def _fits_now(self, charge: Charge) -> bool:
         """Whether just these devices, and all else it takes but quota, are free now."""
@@ -734,7 +810,7 @@ class Calendar:
         if (now.dev[charge.devices] < charge.taken).any():
             return False
         now.charge(self.frame, self.tree, charge, 1)
-        fits = not self._is_overdrawn(now, charge)
+        fits = not self._is_overdrawn(now, charge, charge.draw)
         now.charge(self.frame, self.tree, charge, -1)  # exact: as it was
         return fits
 
@@ -758,7 +834,7 @@ class Calendar:
         ):
             return False
         self.lift([held], 1)
-        if self.overdrawn(charge, self.now_s, held.end_s):
+        if self.overdrawn(held, self.now_s):
             self.lift([held])
             return False
         if held.end_s != inf:
@@ -774,25 +850,42 @@ class Calendar:
             if turn.end_s != inf:
                 self._coming.at(turn.end_s, -1, turn.position)
 
-    def hold_instead(self, gang: Gang, charge: Charge, end_s: float) -> None:
-        """Running work holds something else from now on."""
+    def hold_instead(self, gang: Gang, placing: Placing, end_s: float) -> None:
+        """Running work holds something else from now on; what is known of its caps stays."""
+        before = self.held[gang.id].charge.draw.sum()
         self.drop(gang.id)
-        self.start(gang, charge, end_s)
+        after = self.resized(gang, placing, end_s)
+        self._begin(gang, after)
+        if after.charge.draw.sum() > before:
+            self._count_on(after.charge)
 
-    def overdrawn(self, charge: Charge, after_s: float, until_s: float) -> bool:
-        """Whether more is taken than there is, where this charge lies, at a pinch in [after_s, until_s)."""
-        return any(
-            after_s <= pinch.at_s < until_s and self._is_overdrawn(pinch, charge) for pinch in self.pinches
-        )
+    def overdrawn(self, held: Held, after_s: float, *, is_longer: bool = False) -> bool:
+        """Whether more is taken than there is of what work takes, at a pinch from after_s until it ends.
 
-    def _is_overdrawn(self, state: State, charge: Charge) -> bool:
+        What it does not draw on then, or what nothing of this pass draws on, may be overdrawn: it was so before.
+
+        Args:
+            is_longer: It would not run then without this pass: then any excess where it draws is one too many.
+        """
+        low, high = bisect_left(self._pinch_at_s, after_s), bisect_left(self._pinch_at_s, held.end_s)
+        for pinch in self.pinches[low:high]:
+            draw = held.charge.draw
+            for turn in held.turns:
+                if turn.start_s <= pinch.at_s < turn.end_s:
+                    draw = draw + turn.charge.draw
+            if self._is_overdrawn(pinch, held.charge, draw, is_longer=is_longer):
+                return True
+        return False
+
+    def _is_overdrawn(self, state: State, charge: Charge, draw: IntArray, *, is_longer: bool = False) -> bool:
+        """Whether more is taken than there is of what this charge takes, if it draws so much."""
         nodes = charge.nodes
         return bool(
-            (state.whole[nodes] < 0).any()
+            ((state.whole[nodes] < 0) & (charge.whole > 0)).any()
             or (state.dev[charge.devices] < 0).any()
-            or (state.cpu[nodes] < 0).any()
-            or (state.mem[nodes] < 0).any()
-            or (state.head[self.frame.paths[nodes]] < 0).any()
+            or ((state.cpu[nodes] < 0) & (charge.cpu > 0)).any()
+            or ((state.mem[nodes] < 0) & (charge.mem > 0)).any()
+            or self._lacks(state.head, nodes, draw, 0, by_anybody=is_longer)
         )
 
     def promise(self, gang: Gang, charge: Charge, start_s: float, end_s: float) -> "Promise":
@@ -804,6 +897,7 @@ class Calendar:
         if len(charge.devices):
             self._named = np.union1d(self._named, charge.devices)
         self._promised.add(position)
+        self._count_on(charge)
         self._coming.at(start_s, 1, position)
         if end_s != inf:
             self._coming.at(end_s, -1, position)
@@ -820,7 +914,8 @@ class Calendar:
         ):
             return None
         promise = self.promise(gang, charge, start_s, end_s)
-        if self._is_closed(gang, charge, states, end_s) or self.overdrawn(charge, start_s, end_s):
+        tried = Held(charge, (), end_s, promise.position)
+        if self._is_closed(gang, charge, states, end_s) or self.overdrawn(tried, start_s):
             self.withdraw(promise)
             return None
         return promise
@@ -965,9 +1060,15 @@ def _low_spans(
     for domain, some in of_domain.items():
         ends_s = [change.at_s for change in some[1:]] + [inf]
         for change, end_s in zip(some, ends_s, strict=True):
-            if change.gives_way and end_s > now_s and change.at_s < end_s:
+            # While a limit is lower already nobody is paused anew: what runs then fits under it.
+            if change.gives_way and now_s < change.at_s < end_s:
                 found.append((change.at_s, end_s, position[domain]))
     return sorted(found)
+
+
+def _until(turns: Sequence[Turn], end_s: float) -> list[Turn]:
+    """The turns, as far as they lie before an instant."""
+    return [replace(turn, end_s=min(turn.end_s, end_s)) for turn in turns if turn.start_s < end_s]
 
 
 def _drawing_alone(charge: Charge, draw: IntArray) -> Charge:

@@ -4,6 +4,7 @@ is not misunderstood here in the same way. Plain dictionaries and sums over what
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from math import inf
 from weakref import WeakKeyDictionary
@@ -545,9 +546,15 @@ class _Checker:
         drew = self._drew()
         for gang, placing in placed:
             watts = self._load_above_idle([(gang, placing)])
-            # What starts may count on being paused, but on no cap that it does not start under.
-            told = self._slowed(gang, placing, 1.0)
-            steps = [(change.at_s, watts if change.cap else nothing) for change in told]
+            # What starts may count on being paused, but on no cap that it does not start under; what only changes its
+            # size is slowed as is known of it.
+            told = changes[gang.id] if gang.id in self.running else []
+            if told:
+                with_it = replace(self.running[gang.id], placing=placing)
+                steps = [(change.at_s, self._load_under_cap(with_it, change.cap)) for change in told]
+            else:
+                told = self._slowed(gang, placing, 1.0)
+                steps = [(change.at_s, watts if change.cap else nothing) for change in told]
             course(now_s, ends.get(gang.id, inf), [(now_s, watts), *steps], drew.get(gang.id, nothing))
         for reserve in self.plan.reserves:
             if reserve.job_id in self.gangs:

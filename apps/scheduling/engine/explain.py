@@ -599,12 +599,15 @@ class Explainer:
         for state in walk.calendar.pinches:
             if state.at_s >= until_s:
                 break
-            short = above[state.head[above] < need_uw] if state.at_s in falls_s else above[:0]
+            if state.at_s not in falls_s:
+                continue
+            head = walk.calendar.head_for(gang, state)
+            short = above[head[above] < need_uw]
             if not len(short):
                 continue
-            worst = int(short[np.lexsort((short, state.head[short], -frame.n_under[short]))[0]])
+            worst = int(short[np.lexsort((short, head[short], -frame.n_under[short]))[0]])
             domain = frame.domains[int(frame.limited[worst])]
-            left_w, in_s = max(0.0, int(state.head[worst]) / 1e6), state.at_s - walk.now_s
+            left_w, in_s = max(0.0, int(head[worst]) / 1e6), state.at_s - walk.now_s
             limit_w = self._limit_at(int(frame.limited[worst]), state.at_s)
             facts = {
                 "domain": domain.name,

@@ -378,8 +378,11 @@ class Pass:
         if any(r.start_s < self.now_s and r.job_id in gangs for r in self.snapshot.promises):
             # This pass comes late: what was promised fits together no longer, and is promised anew, in order.
             return kept
-        # Promises were made as if whoever was evicted had gone at once; some are still there.
-        is_sure = not any(running.is_leaving for running in self.snapshot.running)
+        # Promises were made as if whoever was evicted had gone at once, and counted on power as it was known then: some
+        # are still there, and an event that has begun, or is called off, leaves more or less than was foreseen.
+        is_sure = not self.frame.has_limits and not any(
+            running.is_leaving for running in self.snapshot.running
+        )
         for reserve in self.snapshot.promises:
             gang = gangs.get(reserve.job_id)
             if gang is None:

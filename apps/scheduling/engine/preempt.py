@@ -13,7 +13,7 @@ own). A job that would have to borrow itself takes nothing from a team that is w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -112,9 +112,10 @@ class _Asked:
     """Whom one may ask; and by number of states of a window, the most that can be free then."""
 
     items: list[Item]
-    most: dict[int, Amounts] = field(default_factory=dict)
-    # By shape and kind: the fewest states of a window in which even without all of them it has no place, by sums.
-    closed: dict[tuple[int, int], int] = field(default_factory=dict)
+    most: dict[tuple[int, bool], Amounts] = field(default_factory=dict)  # for whom yields, and for others
+    # By shape, kind and whether it yields: the fewest states of a window in which even without all of them it has no
+    # place, by sums.
+    closed: dict[tuple[int, int, bool], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,7 @@ class Preemptor:
             self._count(running, is_there=False)
         for running, placing in room.shrunk:
             end_s = end_after(running, placing, self.walk.now_s)
-            charge = charge_of(self.walk.frame, self.walk.tree, running.gang, placing)
-            calendar.hold_instead(running.gang, charge, end_s)
+            calendar.hold_instead(running.gang, placing, end_s)
             self._count(running, is_there=False)  # one change a pass
         self._failed.clear()
 
@@ -263,7 +263,14 @@ class Preemptor:
         return self._items
 
     def _whole(self, running: Running) -> Item:
-        charge = self.walk.calendar.held[running.gang.id].charge
+        held = self.walk.calendar.held[running.gang.id]
+        charge = held.charge
+        rises = [turn.charge.draw for turn in held.turns if (turn.charge.draw > 0).any()]
+        if rises:
+            # What it would draw later on it gives back then; of several instants the most.
+            charge = replace(
+                charge, draw=charge.draw + np.maximum.reduce([np.zeros_like(charge.draw), *rises])
+            )
         steps = dict(zip(charge.kinds.tolist(), charge.steps.tolist(), strict=True))
         return Item(running, None, charge, self.cost_of(running), steps, is_surplus=False)
 
@@ -345,15 +352,15 @@ class Preemptor:
     def _leaves_open(self, gang: Gang, kind: int, duration_s: float, asked: _Asked) -> bool:
         """Whether the gang might have a place if everybody it may ask left; False is certain."""
         walk, shape = self.walk, gang.shape
-        n = walk.calendar.n_states(walk.now_s + duration_s)
-        if n >= asked.closed.get((id(shape), kind), BIG):
+        n, yields = walk.calendar.n_states(walk.now_s + duration_s), walk.calendar.yields(gang)
+        if n >= asked.closed.get((id(shape), kind, yields), BIG):
             return False
-        if n not in asked.most:
-            floor = walk.calendar.floor_now(walk.now_s + duration_s)
-            asked.most[n] = self.given_back(_amounts(floor), asked.items)
-        is_open = may_hold(walk.frame, shape, kind, asked.most[n], walk.may_use(gang))
+        if (n, yields) not in asked.most:
+            floor = walk.calendar.floor_now(walk.now_s + duration_s, gang)
+            asked.most[n, yields] = self.given_back(_amounts(floor), asked.items)
+        is_open = may_hold(walk.frame, shape, kind, asked.most[n, yields], walk.may_use(gang))
         if not is_open:
-            asked.closed[id(shape), kind] = n
+            asked.closed[id(shape), kind, yields] = n
         return is_open
 
     def given_back(self, left: Amounts, items: Sequence[Item]) -> Amounts:
@@ -592,7 +599,7 @@ class _Trial:
         if not any(ask.devices for ask in self.gang.shape.asks):
             return True
         if self._left is None:
-            self._left = _amounts(walk.calendar.floor_now(walk.now_s + self.duration_s))
+            self._left = _amounts(walk.calendar.floor_now(walk.now_s + self.duration_s, self.gang))
         most = self.preemptor.given_back(self._left, items)
         return may_hold(walk.frame, self.gang.shape, self.kind, most, walk.may_use(self.gang))
 
@@ -607,18 +614,16 @@ class _Trial:
             keeps = without(running, replicas)
             if not walk.is_spread(running.gang, keeps):
                 return False
-            held = calendar.held[running.gang.id]
-            lifted.append(held)
-            charge = charge_of(walk.frame, walk.tree, running.gang, keeps)
+            lifted.append(calendar.held[running.gang.id])
             end_s = end_after(running, keeps, walk.now_s)
-            rest = Held(charge, held.bookings, end_s, NONE)
+            rest = calendar.resized(running.gang, keeps, end_s)
             put.append(rest)
             if end_s > running.ends_s:
                 late.append((rest, running.ends_s))
         calendar.lift(lifted)
         calendar.lift(put, 1)
         try:
-            if any(calendar.overdrawn(rest.charge, since_s, rest.end_s) for rest, since_s in late):
+            if any(calendar.overdrawn(rest, since_s, is_longer=True) for rest, since_s in late):
                 return False
             # Just as it will be asked for when they are gone.
             found: Found | None = walk.fit(self.gang, self.kind, calendar.now, self.duration_s, named=True)

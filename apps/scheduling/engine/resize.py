@@ -21,7 +21,6 @@ from apps.scheduling.engine.sizes import (
     sizes_of,
     without,
 )
-from apps.scheduling.engine.state import charge_of
 
 if TYPE_CHECKING:
     from apps.scheduling.engine.planner import Pass
@@ -121,7 +120,7 @@ def _domain_of(walk: Pass, level: str, share: Share) -> int:
 def _carry_out(walk: Pass, running: Running, placing: Placing) -> None:
     gang = running.gang
     end_s = end_after(running, placing, walk.now_s)
-    walk.calendar.hold_instead(gang, charge_of(walk.frame, walk.tree, gang, placing), end_s)
+    walk.calendar.hold_instead(gang, placing, end_s)
     walk.resizes.append(Resize(gang.id, placing, None, end_s))
     walk.gone.add(gang.id)
     walk.send(gang, {share.node for share in placing})

@@ -274,6 +274,68 @@ def scenes(draw: st.DrawFn, max_jobs: int = 10) -> Scene:
     return scene
 
 
+@st.composite
+def power_events(draw: st.DrawFn, domains: list[str]) -> list[Scene]:
+    """Up to three asked reductions, which may overlap and be called off, and limits that move meanwhile."""
+    rows: list[Scene] = []
+    for i in range(draw(st.integers(1, 3))):
+        t = draw(st.sampled_from([0, 2, 10, 12.5, 20]))
+        start = t + draw(st.sampled_from([0, 5, 15, 30, 60]))
+        row: Scene = {
+            "t": t,
+            "type": "demand_response",
+            "name": f"event{i}",
+            "domain": draw(st.sampled_from(domains)),
+            "start": start,
+            "duration": draw(st.sampled_from([5, 20, 60, 200])),
+        }
+        if draw(st.booleans()):
+            row["reduce_w"] = draw(st.sampled_from([300, 1_000, 3_000]))
+        else:
+            row["target_w"] = draw(st.sampled_from([500, 1_000, 2_000, 4_000]))
+        if draw(st.integers(0, 4)) == 0:
+            row["emergency"] = True
+        rows.append(row)
+        if draw(st.integers(0, 2)) == 0:
+            at = start + draw(st.sampled_from([-3, 0, 4, 30]))
+            rows.append({"t": max(t, at), "type": "cancel_demand_response", "name": row["name"]})
+        if draw(st.integers(0, 2)) == 0:
+            limit = draw(st.sampled_from([None, 700, 1_500, 4_000, 20_000]))
+            at = max(0, start + draw(st.sampled_from([-4, 0, 3, 15])))
+            domain = draw(st.sampled_from(domains))
+            rows.append({"t": at, "type": "set_power_limit", "domain": domain, "power_limit_w": limit})
+    return rows
+
+
+@st.composite
+def power_scenes(draw: st.DrawFn, max_jobs: int = 8) -> Scene:
+    """A scene with power events that are known ahead, and jobs that bear being slowed, paused or made smaller."""
+    scene: Scene = draw(scenes(max_jobs))
+    for job in scene["jobs"]:
+        job["flexibility"] = draw(st.sampled_from([0, 0, 1, 2, 3, 4, 4]))
+        if job["flexibility"] == 4 and draw(st.booleans()):
+            job.setdefault(
+                "checkpoint", {"interval": 20, "cost": draw(st.sampled_from([0, 1])), "restart": 1}
+            )
+        if draw(st.booleans()):
+            job["runtime"] = draw(st.sampled_from([45.5, 100, 250]))
+            job.pop("time_limit", None)
+    domains = [
+        row["name"] for row in scene["facility"]["domains"] if row["kind"] in ("facility", "hall", "rack")
+    ]
+    scene["events"] = [*scene["events"], *draw(power_events(domains))]
+    if draw(st.booleans()):
+        scene["policy"]["rebound_limit"] = 3
+    if draw(st.integers(0, 3)) == 0:
+        scene["policy"]["idle_power_off"] = True
+    ramp = draw(st.sampled_from([None, None, 50]))
+    if ramp is not None:
+        draw(st.sampled_from([row for row in scene["facility"]["domains"] if row["name"] in domains]))[
+            "ramp_up_w_per_s"
+        ] = ramp
+    return scene
+
+
 # ------------------------------------------------------------------------------------------------------
 # The same scene in other words
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from apps.simulation import report
 from apps.simulation.replay.heap import exact
-from apps.simulation.tests.scenes import run_scene, scene_of, scenes
+from apps.simulation.tests.scenes import power_scenes, run_scene, scene_of, scenes
 
 SLOW = settings(
     max_examples=int(os.environ.get("SWITCHYARD_SCENES", "80")),
@@ -299,6 +299,84 @@ def test_evictions_come_to_rest(scene):
     # No job is put off its devices more often than others arrive, end or are put aside.
     outcome = run_scene(scene)
     assert sum(line["event"] == "preempt" for line in outcome.lines) <= len(scene["jobs"]) ** 2
+
+
+@SLOW
+@given(power_scenes())
+def test_devices_hours_and_gangs_stay_right_through_power_events(scene):
+    outcome = run_scene(scene)  # every plan was checked
+    jobs = {job["name"]: job for job in scene["jobs"]}
+    hold: set[str] = set()
+    for line, use, held in device_use(outcome):
+        hold = set(held)
+        assert all(0 <= share <= 1 for share in use.values())
+        if line["event"] in ("start", "resize"):
+            asked = jobs[line["job"]].get("replicas", 1)
+            least, most = (asked, asked) if isinstance(asked, int) else (asked["min"], asked["max"])
+            assert least <= sum(entry["replicas"] for entry in line["placement"]) <= most
+        assert line["event"] != "pause" or jobs[line["job"]]["flexibility"] == 4
+    states = {life.job.name: life.state for life in outcome.lives}
+    assert {name for name, state in states.items() if state in ("running", "paused")} == hold
+    losses = report.summary(outcome)["losses"]
+    assert sum(losses.values()) == float(Fraction(outcome.ledger.n_steps, 1_000_000) * outcome.horizon)
+    assert all(amount >= 0 for amount in losses.values())
+
+
+@SLOW
+@given(power_scenes())
+def test_no_limit_that_stays_is_passed_through_power_events(scene):
+    scene["events"] = [event for event in scene["events"] if event["type"] != "set_power_limit"]
+    peaks = report.summary(run_scene(scene))["metrics"]["peak_power_w"]
+    at_rest = {**scene, "jobs": [], "events": [], "until": 1}
+    idle = report.summary(run_scene(at_rest))["metrics"]["peak_power_w"]
+    for domain in scene["facility"]["domains"]:
+        if "power_limit_w" in domain:
+            assert peaks[domain["name"]] <= max(domain["power_limit_w"], idle[domain["name"]]) + 1e-6
+
+
+TREE = [
+    {"name": "site", "kind": "facility"},
+    {"name": "hall", "kind": "hall", "parent": "site"},
+    {"name": "rack", "kind": "rack", "parent": "hall"},
+]
+RACK = {"domains": TREE, "nodes": [{"name": "n", "accelerator": "A", "devices": 8, "power": "rack"}]}
+
+
+def asked(name: str, t: float, domain: str, start: float, duration: float, **target: float):
+    return {
+        "t": t, "type": "demand_response", "name": name, "domain": domain, "start": start, "duration": duration,
+        **target,
+    }  # fmt: skip
+
+
+def test_a_promise_that_counted_on_the_end_of_an_event_is_not_kept_blindly_once_it_has_begun():
+    """From then on nobody says when the limit will rise; the job starts when it has."""
+    scene = scene_of(
+        {"runtime": 250, "submit": 30},
+        facility=RACK,
+        events=[
+            asked("first", 12.5, "site", 42.5, 200, reduce_w=300),
+            asked("second", 20, "hall", 50, 5, target_w=500),
+        ],
+        policy={"backfill_depth": "all", "rebound_limit": 3},
+    )
+    lines = run_scene(scene).lines
+    assert [line["expected_start"] for line in lines if line["event"] == "reserve"] == [242.5]
+    assert [line["t"] for line in lines if line["event"] == "start"] == [242.5]
+
+
+def test_a_promise_gives_way_to_an_event_that_takes_the_watts_it_counted_on():
+    """It was for when the first is over; then the target binds."""
+    scene = scene_of(
+        {"runtime": 45.5, "replicas": 3},
+        {"runtime": 45.5, "replicas": 6},
+        facility=RACK,
+        events=[asked("event", 10, "site", 40, 20, target_w=1_000)],
+        policy={"backfill_depth": "all"},
+    )
+    lines = run_scene(scene).lines
+    assert [line["expected_start"] for line in lines if line["event"] == "reserve"] == [45.5, 60]
+    assert [line["t"] for line in lines if line["event"] == "start"] == [0, 60]
 
 
 def test_a_job_may_grow_outside_a_hall_that_draws_more_than_its_new_limit():

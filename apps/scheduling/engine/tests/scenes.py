@@ -179,6 +179,51 @@ def _after_a_pass(draw: st.DrawFn, scene: Snapshot) -> Snapshot:
     )
 
 
+@st.composite
+def elastic_scenes(draw: st.DrawFn) -> Snapshot:
+    """Scenes in which jobs of several priorities may have another size than they ask for, or have."""
+    scene = draw(scenes())
+
+    def changed(job: Gang) -> Gang:
+        job = replace(job, priority=draw(st.sampled_from([0, 0, 3, 5])))
+        ask = job.shape.asks[0]
+        if draw(st.booleans()):
+            return job
+        least, most = draw(st.integers(1, ask.n_replicas)), ask.n_replicas + draw(st.integers(0, 3))
+        preferred = draw(st.integers(least, most))
+        return replace(
+            job, shape=replace(job.shape, asks=(replace(ask, n_replicas=preferred, n_min=least, n_max=most),))
+        )
+
+    queue = tuple(replace(changed(job), work_s=draw(_WORK_S)) for job in scene.queue)
+    running = tuple(
+        replace(one, gang=replace(changed(one.gang), work_s=draw(_WORK_S))) for one in scene.running
+    )
+    scene = replace(scene, queue=queue, running=running)
+    if draw(st.booleans()):
+        # Most of what runs is to be slowed, or to come back, and some of it is preempted by what waits.
+        turns = [
+            CapChange(at_s, one.gang.id, draw(_CAPS))
+            for one in running
+            for at_s in draw(st.sampled_from([(), (8.0,), (40.0,), (40.0, 90.0)]))
+        ]
+        scene = replace(
+            scene,
+            cap_changes=tuple(turn for turn in turns if turn.at_s > scene.now_s),
+            queue=tuple(replace(job, priority=job.priority + draw(st.sampled_from([0, 4]))) for job in queue),
+            limit_changes=(*scene.limit_changes, *draw(st.lists(_limit_change(scene.facility), max_size=2))),
+        )
+    if draw(st.integers(0, 2)) == 0:
+        lowered = draw(st.sampled_from([500.0, 1000.0, 2500.0]))
+        domains = tuple(
+            replace(domain, limit_w=min(domain.limit_w, lowered)) if domain.kind == "hall" else domain
+            for domain in scene.facility.domains
+        )
+        scene = replace(scene, facility=replace(scene.facility, domains=domains))
+    return scene
+
+
+_WORK_S = st.sampled_from([inf, inf, 20.0, 90.0])
 _CAPS = st.sampled_from([0.0, 0.5, 0.75, 1.0])
 
 

@@ -20,7 +20,7 @@ from apps.scheduling.engine.placement import Found, Terms, place
 from apps.scheduling.engine.planner import Pass, plan
 from apps.scheduling.engine.state import Floor
 from apps.scheduling.engine.sums import Sums
-from apps.scheduling.engine.tests.scenes import scenes
+from apps.scheduling.engine.tests.scenes import elastic_scenes, scenes
 
 SCENES = settings(
     max_examples=int(os.environ.get("SWITCHYARD_SCENES", "300")),
@@ -34,6 +34,16 @@ DEPTHS = st.sampled_from([0, 1, 2, 64, None])
 @given(scenes(), DEPTHS)
 def test_the_checker_finds_nothing_in_any_plan(scene: Snapshot, depth: int | None) -> None:
     policy = Policy(backfill_depth=depth, explain=False, preemption=False)
+
+    assert check(scene, plan(scene, policy), policy) == ()
+
+
+@SCENES
+@given(elastic_scenes(), DEPTHS)
+def test_the_checker_finds_nothing_where_jobs_give_way_shrink_and_grow(
+    scene: Snapshot, depth: int | None
+) -> None:
+    policy = Policy(backfill_depth=depth, explain=False, resize_dwell_s=0.0)
 
     assert check(scene, plan(scene, policy), policy) == ()
 

@@ -6,8 +6,19 @@ from math import inf
 import pytest
 
 from apps.scheduling.engine.checker import check
-from apps.scheduling.engine.facts import CapChange, Kind, LimitChange, Plan, Policy, Saving, Snapshot
-from apps.scheduling.engine.planner import plan
+from apps.scheduling.engine.facts import (
+    CapChange,
+    Kind,
+    LimitChange,
+    Plan,
+    Policy,
+    Saving,
+    Shape,
+    Share,
+    Snapshot,
+)
+from apps.scheduling.engine.planner import Pass, plan
+from apps.scheduling.engine.state import charge_of
 from apps.scheduling.engine.tests.scenes import facility, gang, holds, snapshot
 
 # TDP 700 W, idle 100 W; hosts at rest draw 2,000 W: a node draws 2.8 kW at rest and 7.6 kW under load.
@@ -176,3 +187,78 @@ def test_others_count_on_it_that_interruptible_work_is_paused_while_an_envelope_
     assert [start.job_id for start in decide(scene).starts] == [1]
     firm = replace(scene.running[0], gang=replace(batch.gang, tier=3))
     assert decide(replace(scene, running=(firm,))).starts == ()
+
+
+def test_a_job_that_shrinks_for_another_is_slowed_later_as_was_known():
+    # 1 needs the node of 91 and is promised it at 50 s, when the limit falls: with 90 paused then there are 10.4 kW.
+    shrinks = gang(90, 8, 1, n_evictions=5)
+    shrinks = replace(shrinks, shape=Shape((replace(shrinks.shape.asks[0], n_min=4, n_max=8),)))
+    stays = gang(91, 1, 8, preemptible=False)
+    running = (holds(shrinks, (0, ALL), ends_s=1e6), holds(stays, (1, ALL), ends_s=50.0))
+    first, second = gang(1, 1, 8, priority=9), gang(2, 1, 4, priority=5, limit_s=40.0)
+    scene = snapshot(
+        hall(2, 20e3), first, second, running=running,
+        limit_changes=(LimitChange(50.0, HALL, 10_600.0),), cap_changes=(CapChange(50.0, 90, 0.0),),
+    )  # fmt: skip
+    decided = decide(scene)
+    assert [start.job_id for start in decided.starts] == [2]
+    assert [(resize.job_id, resize.for_job_id) for resize in decided.resizes] == [(90, 2)]
+    assert [(reserve.job_id, reserve.start_s) for reserve in decided.reserves] == [(1, 50.0)]
+
+
+def test_what_may_be_paused_evicts_before_a_step_at_which_it_will_be_and_its_firm_twin_does_not():
+    batch = gang(1, 1, 8, tier=4, saving=Saving(600.0), limit_s=500.0, priority=9)
+    firm = replace(batch, id=2, name="job2", sequence=0, tier=0)  # the same shape, and asked first
+    low, high = LimitChange(50.0, HALL, 3_000.0, True), LimitChange(90.0, HALL, 20e3)
+    victim = holds(gang(90, 1, 8), (0, ALL), ends_s=1e6)
+    scene = snapshot(hall(1, 20e3), firm, batch, running=(victim,), limit_changes=(low, high))
+    decided = decide(scene)
+    assert [(evict.job_id, evict.for_job_id) for evict in decided.evictions] == [(90, 1)]
+
+
+def test_a_victim_gives_back_what_it_would_draw_later():
+    # 90 is at 4.4 kW now and at 7.6 from 20 s on, as 1 would be from now on.
+    victim = replace(holds(gang(90, 1, 8), (0, ALL), ends_s=1e6), cap=300 / 700)
+    turns = (CapChange(20.0, 90, 1.0),)
+    scene = snapshot(hall(1, 8e3), gang(1, 1, 8, priority=9), running=(victim,), cap_changes=turns)
+    assert [evict.job_id for evict in decide(scene).evictions] == [90]
+
+
+def test_an_excess_that_was_there_before_keeps_nobody_out_who_makes_it_no_worse():
+    busy = holds(gang(90, 1, 8), (0, ALL), ends_s=1e6)
+    walk = Pass(snapshot(hall(2, 6e3), running=(busy,)), Policy())
+    calendar, held = walk.calendar, walk.calendar.held[90]
+    calendar.drop(90)
+    assert calendar.take_back(busy.gang, held)  # as it was, with 4.4 kW too much
+    nothing = gang(1, 1, 0, cpus=1.0)
+    place = (Share(0, 1, 1, ()),)
+    made = calendar.promise_if_free(nothing, charge_of(walk.frame, walk.tree, nothing, place), 10.0, 20.0)
+    assert made is not None
+    draws = gang(2, 1, 8)
+    place = (Share(0, 1, 1, ALL),)
+    assert calendar.promise_if_free(draws, charge_of(walk.frame, walk.tree, draws, place), 10.0, 20.0) is None
+
+
+def test_who_is_put_back_does_not_take_the_watts_that_this_pass_counts_on():
+    busy = holds(gang(90, 1, 8), (0, ALL), ends_s=1e6)
+    walk = Pass(snapshot(hall(2, 12e3), running=(busy,)), Policy())
+    calendar, held = walk.calendar, walk.calendar.held[90]
+    calendar.drop(90)
+    job = gang(1, 1, 8)
+    calendar.start(job, charge_of(walk.frame, walk.tree, job, (Share(0, 1, 1, ALL),)), 100.0)
+    assert not calendar.take_back(busy.gang, held)
+
+
+def test_the_reason_of_what_will_be_paused_tells_of_no_limit_that_it_gives_way_to():
+    # The hall falls to 3 kW, for which 1 would be paused; the rack falls for good, and that is why it waits.
+    where = facility(leaves=[[0]], kinds=KINDS, limits_w={"hall": 20e3})
+    where = replace(where, idle_w=where.idle_w + 2000.0)
+    rack = next(i for i, domain in enumerate(where.domains) if domain.kind == "rack")
+    job = gang(1, 1, 8, tier=4, saving=Saving(600.0), limit_s=500.0)
+    steps = (
+        LimitChange(50.0, HALL, 3_000.0, True),
+        LimitChange(60.0, HALL, 20e3),
+        LimitChange(70.0, rack, 3_000.0),
+    )
+    (wait,) = decide(snapshot(where, job, limit_changes=steps)).waits
+    assert (wait.code, wait.facts["domain"], wait.facts["falls_s"]) == ("power", "rack0", 70.0)
