@@ -126,7 +126,8 @@ def _take(request: HttpRequest, viewer: User, draft: Draft) -> HttpResponse:
                 draft.errors.append(refusal.message)
         else:
             messages.success(request, "The facility is as the file says.")
-            return HttpResponseRedirect((request.POST.get("next") == "welcome" and _welcome()) or _here())
+            onward = "welcome" if request.POST.get("next") == "welcome" else "facility"
+            return HttpResponseRedirect(reverse(f"dashboard:{onward}"))
     try:
         draft.checked = changing.check(text=draft.text, is_whole=draft.is_whole, actor=viewer, at=clock.now())
     except DomainError as refusal:
@@ -135,20 +136,12 @@ def _take(request: HttpRequest, viewer: User, draft: Draft) -> HttpResponse:
     return _show(request, viewer, draft, status=status if not draft.checked.faults else 400)
 
 
-def _here() -> str:
-    return reverse("dashboard:facility")
-
-
-def _welcome() -> str:
-    return reverse("dashboard:welcome")
-
-
 def _show(request: HttpRequest, viewer: User, draft: Draft, status: int = 200) -> HttpResponse:
     context = {
         "draft": draft,
         "may_apply": policies.is_admin(viewer),
         "samples": SAMPLES,
-        "next": request.POST.get("next") or request.GET.get("next") or "",
+        "next": "welcome" if "welcome" in (request.POST.get("next"), request.GET.get("next")) else "",
         "jobs": draft.checked.jobs[:_MOST_JOBS] if draft.checked else [],
         "there": inventory.n_of_each(),
     }

@@ -55,8 +55,9 @@ class Entry(Generic[T]):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was said of it, without its name."""
-        return {name: getattr(self.value, name) for name in self.value.model_fields_set - {"name"}}
+        """What was said of it, in the order of the fields, without its name."""
+        said = self.value.model_fields_set - {"name"}
+        return {name: getattr(self.value, name) for name in type(self.value).model_fields if name in said}
 
 
 @dataclass
