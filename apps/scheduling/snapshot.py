@@ -8,15 +8,15 @@ Nothing depends on messages, and another process remembers for itself. In doubt 
 table, somebody's open transaction, a number of rows that does not add up, an error half way) all is read anew.
 """
 
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from math import inf, log
+from sys import intern
 from threading import RLock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from django.db import connection, transaction
@@ -70,6 +70,8 @@ from apps.teams.models import LimitedUse
 HORIZON: Final = timedelta(days=60)  # reservations further ahead do not matter yet
 _OPEN: Final = [State.QUEUED.value, *sorted(state.value for state in HOLDING)]
 _MANY: Final = 2000
+_MOST_ONES: Final = 20_000  # values of which one object is kept for all that say the same
+_AT_ONCE: Final = 2000  # rows that are held at a time, of tables that grow with the queue
 _MOST_ENDED: Final = 5000
 _ENDED_EVERY_S: Final = 60.0
 PREVIEW_ID: Final = 0  # id of a gang that is not in the ledger
@@ -77,6 +79,7 @@ OUTSIDE_ID: Final = -(2**40)  # from here down: work outside the ledger
 _NOBODYS_PRIORITY: Final = 2**31 - 1
 
 Row = tuple[Any, ...]
+_Plain = TypeVar("_Plain")
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +249,8 @@ class Names:
 class _Kept(NamedTuple):
     """A job as it was read."""
 
-    stamp: tuple[int, int]  # its version, and the transaction that changed it last
+    version: int
+    transaction_id: int  # that changed it last
     gang: Gang
     shape_key: str
     reservation: str | None  # that it names; positions of bookings move with the windows
@@ -299,6 +303,7 @@ class _Memory:
         self.positions = positions
         self.shapes: dict[str, Shape] = {}  # by key; filled by `keep_shape`
         self._alike: dict[Shape, Shape] = {}
+        self._ones: dict[Any, Any] = {}
         # The rows of which transactions all that follows is made of; None: of nobody knows which.
         self.seen: str | None = None
         self.seen_below = 0
@@ -320,6 +325,13 @@ class _Memory:
     def keep_shape(self, key: str, shape: Shape) -> None:
         """Keep a shape. Keys tell more apart than the engine does, as images: shapes that are equal are one object."""
         self.shapes[key] = self._alike.setdefault(shape, shape)
+
+    def one(self, value: _Plain) -> _Plain:
+        """The one object that stands for this value; numbers and tuples of them, and what is frozen."""
+        if len(self._ones) > _MOST_ONES:
+            self._ones.clear()
+        found: _Plain = self._ones.setdefault(value, value)
+        return found
 
     def forget_data(self, key: tuple[Any, ...], facility: Facility | None) -> None:
         """All that was said of data: positions are good for one list of data sets and what can be brought where."""
@@ -1001,9 +1013,9 @@ class _Reader:
         )
         memory.jobs, memory.booked, memory.dependent = {}, set(), frozenset()
         missing = []
-        for job_id, *stamp, _ in stamps:
+        for job_id, version, transaction_id, _ in stamps:
             kept = known.get(job_id)
-            if kept is None or kept.stamp != tuple(stamp):
+            if kept is None or (kept.version, kept.transaction_id) != (version, transaction_id):
                 missing.append(job_id)
                 continue
             memory.jobs[job_id] = kept
@@ -1020,15 +1032,12 @@ class _Reader:
             self._remember(self.rows(f"{query} WHERE job.id = ANY(%s)", job_ids))
             return
         # Nothing of all this is garbage; looking for some among a hundred thousand new objects costs half of the time.
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
+        with planner.without_collection(), connection.chunked_cursor() as cursor:
             wanted = set(job_ids)
-            rows = self.rows(f"{query} WHERE job.state = ANY(%s)", _OPEN)
-            self._remember([row for row in rows if row[0] in wanted])
-        finally:
-            if was_on:
-                gc.enable()
+            # Some at a time: all rows at once, as the driver and then as Python has them, are more than what is kept.
+            cursor.execute(f"{query} WHERE job.state = ANY(%s)", [_OPEN])
+            while rows := cursor.fetchmany(_AT_ONCE):
+                self._remember([row for row in rows if row[0] in wanted])
 
     def _remember(self, rows: list[Row]) -> None:
         self._read_shapes({row[5]: row[0] for row in rows if row[5] not in self.memory.shapes})
@@ -1046,7 +1055,9 @@ class _Reader:
          runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
          preemptible, checkpoint, scaling, n_evictions, tier) = row  # fmt: skip
         left_s, work_s, done_s = what_is_left(limit_s, runtime_s, ran_s, lost_s)
-        shape_key = self._measured_shape(shape_key, job_id, user_id, name)
+        # Of a hundred thousand jobs thousands say the same: what is equal is one object.
+        shape_key = intern(self._measured_shape(shape_key, job_id, user_id, name))
+        one = self.memory.one
         gang = Gang(
             id=job_id,
             name=name,
@@ -1054,12 +1065,12 @@ class _Reader:
             team=self.team_at[team_id],
             user=user_id,
             priority=priority,
-            submitted_s=submitted_s,
+            submitted_s=one(submitted_s),
             sequence=job_id,
-            limit_s=left_s,
-            work_s=work_s,
+            limit_s=one(left_s),
+            work_s=one(work_s),
             history=self.memory.histories.position(Owner(user_id, team_id, name)),
-            done_s=done_s,
+            done_s=one(done_s),
             not_before_s=-inf if not_before_s is None else not_before_s,
             retry_s=-inf if retry_s is None else retry_s,
             deadline_s=inf if deadline_s is None else deadline_s,
@@ -1067,13 +1078,13 @@ class _Reader:
             preemptible=preemptible,
             array=NONE if array_id is None else array_id,
             array_max=array_max or 0,
-            saving=_saving_of(as_object(checkpoint)),
+            saving=one(_saving_of(as_object(checkpoint))),
             n_evictions=n_evictions,
             datasets=self._data_of(shape_key),
-            scaling=tuple((int(n), float(rate)) for n, rate in as_object(scaling) or ()),
+            scaling=one(tuple((int(n), float(rate)) for n, rate in as_object(scaling) or ())),
             tier=int(tier or 0),
         )
-        return _Kept((version, transaction_id), gang, shape_key, reservation)
+        return _Kept(version, transaction_id, gang, shape_key, reservation)
 
     def _read_shapes(self, examples: Mapping[str, int]) -> None:
         """Build the shapes that are not known yet, each from one job that has it."""

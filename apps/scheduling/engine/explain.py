@@ -124,20 +124,24 @@ class Explainer:
         Whose they are matters only at a quota, and where bookings are for some teams.
         """
         walk = self.walk
-        known: dict[tuple[object, int], Wait | None] = {}
+        known: dict[tuple[object, int], Wait] = {}
         families: dict[
             int, tuple[object, ...]
         ] = {}  # by class: of what it shares the answer with other teams
         within: dict[int, int] = {}  # by class: it is within quota where it meets so many states
+        told: dict[
+            tuple[int, int], Wait
+        ] = {}  # by class and states that it meets: what is said of all of them
+        promised, behind = walk.promised, walk.strictly_behind
         windows = walk.calendar.n_met([gang.limit_s for _, gang, _ in blocked])
         for (rank, gang, alike), n in zip(blocked, windows, strict=True):
             expected = expected_s.get(gang.id)
-            if (
-                gang.limit_s == inf
-                or gang.id in walk.promised
-                or gang.shape.reservation != NONE
-                or walk.strictly_behind is gang
-            ):
+            is_apart = gang.limit_s == inf or gang.id in promised or behind is gang
+            said = None if is_apart else told.get((alike, n))
+            if said is not None:
+                yield Wait(gang.id, said.code, said.sentence, said.blocked_by, said.facts, rank, expected)
+                continue
+            if is_apart or gang.shape.reservation != NONE:
                 yield self.why(gang, rank, expected)
                 continue
             at_quota = n > within.get(alike, 0)
@@ -151,15 +155,15 @@ class Explainer:
                 if family is None:
                     family = families[alike] = (id(gang.shape), gang.datasets, walk.calendar.allowed(gang))
             family = (family, walk.calendar.yields(gang), gang.tier)
-            said = known.get((family, n), self)
-            if said is None:
-                yield self._why(gang, rank, expected)
-            elif isinstance(said, Wait):
+            said = known.get((family, n))
+            if said is not None:
+                told[alike, n] = said
                 yield Wait(gang.id, said.code, said.sentence, said.blocked_by, said.facts, rank, expected)
-            else:
-                wait = self._why(gang, rank, expected)
-                known[family, n] = None if _is_own(wait.code, wait.facts) else wait
-                yield wait
+                continue
+            wait = self._why(gang, rank, expected)
+            if not _is_own(wait.code, wait.facts):
+                told[alike, n] = known[family, n] = wait
+            yield wait
 
     def why(self, gang: Gang, rank: int, expected_s: float | None) -> Wait:
         """Why this gang did not start in the pass that is ending."""

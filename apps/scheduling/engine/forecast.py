@@ -8,7 +8,9 @@ forecast. Nothing is decided by a forecast.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from math import inf
+from operator import attrgetter
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from apps.scheduling.engine.facts import (
 from apps.scheduling.engine.frame import Frame
 from apps.scheduling.engine.kernels import earliest_gap, spread_work, take_gap
 from apps.scheduling.engine.placement import kinds_of
-from apps.scheduling.engine.predict import predicted_of_many, predicted_s
+from apps.scheduling.engine.predict import column, predicted_of_many, predicted_s
 from apps.scheduling.engine.quota import QuotaTree
 from apps.scheduling.engine.units import BIG, FULL
 
@@ -277,34 +279,28 @@ def _spread_out(
     ahead = [
         profile.work_left(capacity) for profile, capacity in zip(laid.profiles, laid.capacity, strict=True)
     ]
-    shapes: dict[int, int] = {}
+    if not rest:
+        return
+    shape_of = [id(gang.shape) for gang in rest]
+    one_of = dict(zip(shape_of, rest, strict=True))
     rows: list[
         IntArray
     ] = []  # by shape: what it holds of each type that it accepts and that could hold it; else 0
-    of: list[int] = []
-    for gang in rest:
-        shape = shapes.get(id(gang.shape))
-        if shape is None:
-            shape = shapes[id(gang.shape)] = len(rows)
-            steps, kinds = laid.steps(gang)
-            order = np.full(len(laid.capacity), NONE, dtype=np.int64)
-            able = [kind for kind in kinds if laid.capacity[kind] >= steps > 0]
-            order[: len(able)] = able
-            rows.append(np.array([steps, *order], dtype=np.int64))
-        of.append(shape)
-    if not rest:
-        return
+    for gang in one_of.values():
+        steps, kinds = laid.steps(gang)
+        order = np.full(len(laid.capacity), NONE, dtype=np.int64)
+        able = [kind for kind in kinds if laid.capacity[kind] >= steps > 0]
+        order[: len(able)] = able
+        rows.append(np.array([steps, *order], dtype=np.int64))
+    row_of = dict(zip(one_of, range(len(rows)), strict=True))
+    of = np.fromiter(map(row_of.__getitem__, shape_of), dtype=np.int64, count=len(rest))
     predicted_s = predicted_of_many(rest, laid.snapshot.history_s)
-    limit_s = np.array([gang.limit_s for gang in rest])
-    work_s = np.array([gang.work_s for gang in rest])
+    limit_s, work_s = column(rest, "limit_s"), column(rest, "work_s")
     least_s = np.minimum(np.minimum(predicted_s, limit_s), work_s)
     lasts_s = np.where(np.isinf(least_s), _UNKNOWN_S, np.maximum(1.0, least_s))
     table = np.array(rows, dtype=np.int64)
-    waits_s = spread_work(
-        np.array(ahead), np.array(laid.capacity, dtype=np.float64), table, np.array(of), lasts_s
-    )
-    for gang, wait_s in zip(rest, waits_s.tolist(), strict=True):
-        if wait_s >= 0:
-            told[gang.id] = laid.now_s + wait_s
+    waits_s = spread_work(np.array(ahead), np.array(laid.capacity, dtype=np.float64), table, of, lasts_s)
+    at_s = zip(map(attrgetter("id"), rest), (laid.now_s + waits_s).tolist(), strict=True)
+    told.update(compress(at_s, (waits_s >= 0).tolist()))
     for job_id in at_least_s.keys() & told.keys():
         told[job_id] = max(told[job_id], at_least_s[job_id])

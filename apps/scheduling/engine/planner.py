@@ -167,14 +167,17 @@ class Pass:
         self._by_choice = False  # the gang looked at last waits for a kind that ends it earlier
         self._failed: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         self._classes: dict[tuple[object, ...], int] = {}
+        self._patience_s: dict[int, float] = {}  # by shape: how long it would rather wait for what it prefers
+        self._no_place: dict[int, int] = {}  # by shape: on no kind a place now by sums, as of that version
         self._waiting: list[float] = []  # by class of jobs: those of a longer limit cannot start in this pass
         self._sums_version = NONE
         self._sums = Sums(self.frame, self.calendar.now)  # of the state now, as of that version of it
         self._n_asked = 0
         self.needs = Needs(self.frame)
-        self._within: dict[
-            int, tuple[int, bool]
-        ] = {}  # by class: whether its team is within quota, as of then
+        # Whether quota allows so much of these kinds to an account, as of that version of the calendar.
+        self._within: dict[tuple[int, int, tuple[int, ...]], bool] = {}
+        self._within_version = NONE
+        self._within_of: dict[int, tuple[int, bool]] = {}  # by class: the same, as of then
         self._endless: dict[int, float] = {}  # by class: nor can those be promised a later start
         self._numbers: dict[tuple[object, ...], int] = {}  # see `needs_of`
         self._needs_of: dict[int, int] = {}  # by shape
@@ -256,7 +259,7 @@ class Pass:
                 longer_s = self.shortest_to_fail(gang, gang.limit_s)
                 self._waiting[alike] = min(longer_s, self._waiting[alike])
             blocked.append((rank, gang, alike if wished is gang else self._class(gang)))
-            at_quota = not self.within_quota(self.least(gang))
+            at_quota = not self._is_within(gang)
             if depth == 0:
                 if gang.datasets and (offer := self.earliest(gang, self.kinds(gang.shape))) is not None:
                     self.send(gang, {share.node for share in offer.found.placing})
@@ -365,10 +368,22 @@ class Pass:
             return False
         if depth <= self.n_quota_promises:
             return True
-        version, is_within = self._within.get(alike, (NONE, False))
+        version, is_within = self._within_of.get(alike, (NONE, False))
         if version != self.calendar.version:
-            is_within = self.within_quota(self.least(gang))
-            self._within[alike] = self.calendar.version, is_within
+            is_within = self._is_within(gang)
+            self._within_of[alike] = self.calendar.version, is_within
+        return is_within
+
+    def _is_within(self, gang: Gang) -> bool:
+        """Whether its quota allows it now, at the smallest size at which it runs."""
+        if self._within_version != self.calendar.version:
+            self._within_version = self.calendar.version
+            self._within.clear()
+        least = self.least(gang)
+        key = self.tree.account(gang), self.steps(least.shape), self.kinds(gang.shape)
+        is_within = self._within.get(key)
+        if is_within is None:
+            is_within = self._within[key] = self.within_quota(least)
         return is_within
 
     def _keep_promises(self) -> dict[int, Promise]:
@@ -479,7 +494,11 @@ class Pass:
 
     def _insisting(self, gang: Gang) -> Gang:
         """The gang, as if what it prefers were required, while it would rather wait for that."""
-        until_s = gang.submitted_s + max((a.max_wait_s for a in gang.shape.asks if a.preferred), default=0.0)
+        patience_s = self._patience_s.get(id(gang.shape))
+        if patience_s is None:
+            patience_s = max((a.max_wait_s for a in gang.shape.asks if a.preferred), default=0.0)
+            self._patience_s[id(gang.shape)] = patience_s
+        until_s = gang.submitted_s + patience_s
         if until_s <= self.now_s:
             return gang
         insisting = self.sizer.insisting(gang)
@@ -794,15 +813,22 @@ class Pass:
     def _now(self, gang: Gang, only_kind: int | None = None) -> Offer | None:
         """The best place the gang can have now, or None; None too if waiting a little ends it earlier."""
         kinds = self.kinds(gang.shape)
+        if self._no_place.get(id(gang.shape)) == self.calendar.version:
+            self._by_choice = False
+            return self._capped(gang, kinds, only_kind)
         offers: list[tuple[float, int, int, Offer]] = []
         missing: list[int] = []
         least = self.least(gang)
-        is_open = all(ask.any_kind for ask in gang.shape.asks)
+        n_closed = 0
         for preference, kind in enumerate(kinds):
             if only_kind not in (None, kind):
                 continue
+            if self.cannot_hold(least.shape, kind, ALL):
+                missing.append(kind)
+                n_closed += 1
+                continue
             duration = self.duration_s(least, kind)
-            if self.cannot_hold(least.shape, kind, ALL) or self.is_hopeless(least, kind, duration):
+            if self.is_hopeless(least, kind, duration):
                 missing.append(kind)
                 continue
             found = self._largest(gang, least, kind, duration)
@@ -811,9 +837,11 @@ class Pass:
                 missing.append(kind)
                 continue
             end_s = self._exact_end_s(gang, found, self.now_s)
-            added = (found.score or 0) if is_open else 0
+            added = (found.score or 0) if all(ask.any_kind for ask in gang.shape.asks) else 0
             offers.append((self._pace(gang, found), added, preference, Offer(found, self.now_s, end_s)))
         self._by_choice = False
+        if n_closed == len(kinds):
+            self._no_place[id(gang.shape)] = self.calendar.version
         if not offers:
             return self._capped(gang, kinds, only_kind)
         pace, _, preference, best = min(offers, key=lambda offer: offer[:3])

@@ -7,6 +7,7 @@ queue and make forecasts; nothing is stopped by one, and no promise rests on one
 
 from collections.abc import Sequence
 from math import inf
+from operator import attrgetter
 
 import numpy as np
 
@@ -61,12 +62,16 @@ def predicted_s(gang: Gang, history_s: Sequence[float]) -> float:
 
 def predicted_of_many(gangs: Sequence[Gang], history_s: Sequence[float]) -> FloatArray:
     """`predicted_s` of each of these, (g,)."""
-    predicted = np.array([gang.predicted_s for gang in gangs], dtype=np.float64)
-    at = np.array([gang.history for gang in gangs], dtype=np.int64)
+    at = np.fromiter(map(attrgetter("history"), gangs), dtype=np.int64, count=len(gangs))
     is_told = at != NONE
     if not is_told.any():
-        return predicted
+        return column(gangs, "predicted_s")
+    predicted = np.zeros(len(gangs)) if is_told.all() else column(gangs, "predicted_s")
     took_s = np.array(history_s, dtype=np.float64)[at[is_told]]
-    done_s = np.array([gang.done_s for gang in gangs], dtype=np.float64)[is_told]
-    predicted[is_told] = left_of_many(took_s, done_s)
+    predicted[is_told] = left_of_many(took_s, column(gangs, "done_s")[is_told])
     return predicted
+
+
+def column(gangs: Sequence[Gang], name: str) -> FloatArray:
+    """(g,) a number of each of these."""
+    return np.fromiter(map(attrgetter(name), gangs), dtype=np.float64, count=len(gangs))

@@ -144,6 +144,8 @@ class Preemptor:
         self._asked_version = NONE
         self._asked: dict[tuple[int, ...], _Asked] = {}  # whom one may ask, as of then
         self._asked_alike: dict[bytes, _Asked] = {}  # the same, by places
+        # Who finds nobody to ask: priority, team, how much of which kinds.
+        self._in_vain: set[tuple[int, int, int, tuple[int, ...]]] = set()
         self._amounts: _Amounts | None = None
         self._curves: dict[
             tuple[int, ...], Curve[Item]
@@ -163,18 +165,27 @@ class Preemptor:
         """
         walk = self.walk
         best: Room | None = None
+        self._renew()
+        asks = gang.priority, gang.team, walk.steps(gang.shape), walk.kinds(gang.shape)
+        if asks in self._in_vain:
+            return None
+        is_in_vain = True
         for kind in walk.kinds(gang.shape):
             if not self._may_help(gang, kind):
                 continue
             duration_s = walk.duration_s(gang, kind)
             key, n = self._key(gang, kind)
             if any(n >= m and duration_s > s for m, s in self._failed.get(key, ())):
+                is_in_vain = False  # not looked at now
                 continue
             room = self._on_kind(gang, kind, duration_s)
+            is_in_vain = is_in_vain and room is None and not self._eligible(gang, kind).items
             if room is None:
                 self._failed.setdefault(key, []).append((n, walk.shortest_to_fail(gang, duration_s)))
             elif best is None or room.cost < best.cost:
                 best = room
+        if is_in_vain:
+            self._in_vain.add(asks)
         return best
 
     def carry_out(self, room: Room) -> None:
@@ -207,6 +218,14 @@ class Preemptor:
     def _forget_asked(self) -> None:
         self._asked.clear()
         self._asked_alike.clear()
+        self._in_vain.clear()
+
+    def _renew(self) -> None:
+        """Forget whom one may ask if something was charged since."""
+        version = self.walk.calendar.version
+        if self._asked_version != version:
+            self._asked_version = version
+            self._forget_asked()
 
     def _whole_cost(self, running: Running) -> tuple[float, float, int]:
         return self.cost_of(running), running.started_s, running.gang.sequence
@@ -326,10 +345,7 @@ class Preemptor:
             self.walk.boundary_s = self.walk.now_s
             reclaims = False
         items, columns = self._all_items(), self._columns
-        version = self.walk.calendar.version
-        if self._asked_version != version:
-            self._asked_version = version
-            self._forget_asked()
+        self._renew()
         key = (gang.priority, gang.team, kind) if reclaims else (gang.priority,)
         known = self._asked.get(key)
         if known is not None:
