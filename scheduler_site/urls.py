@@ -23,6 +23,7 @@ _APPS = (
     "staging",
     "power",
     "events",
+    "dashboard",
 )
 
 

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from django import forms
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_GET
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
 
 from apps.core import clock
-from apps.dashboard import words
+from apps.core.errors import InvalidInput
+from apps.dashboard import saved_views, words
 from apps.dashboard.asks import Asks, asks_of
 from apps.dashboard.frame import frame_of
 from apps.dashboard.paging import Slice, slice_of
-from apps.dashboard.views.common import PAGE_SIZE, page, part, viewer_of
+from apps.dashboard.views.common import PAGE_SIZE, act, page, part, viewer_of
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.jobs import selectors as jobs
@@ -27,7 +30,7 @@ from apps.scheduling import board
 from apps.scheduling import selectors as scheduling
 from apps.scheduling.models import Reason
 from apps.teams import selectors as teams
-from apps.teams.models import User
+from apps.teams.models import Team, User
 
 _MOST_IN_A_FILE: Final = 100_000
 
@@ -97,11 +100,54 @@ def queue(request: HttpRequest) -> HttpResponse:
         return _file(viewer, form)
     context = {**_head(request, viewer, form), "form": form, **_rows(request, viewer, form)}
     frame_of(request).n_waiting = context["waiting"].n_jobs
-    context["team_names"] = [team.name for team in teams.teams_visible_to(viewer).order_by("name")[:500]]
+    known_teams = list(teams.teams_visible_to(viewer).order_by("name")[:500])
+    context["team_names"] = [team.name for team in known_teams]
     context["kinds"] = inventory.accelerator_type_names()
     context["sizes"] = [(key, word[0]) for key, word in _SIZES.items()]
     context["priorities"] = _PRIORITIES
+    context |= _saved(request, viewer, known_teams)
     return render(request, "dashboard/pages/queue.html", context)
+
+
+def _saved(request: HttpRequest, viewer: User, known_teams: list[Team]) -> dict[str, Any]:
+    """The views that the viewer may choose, and the one that is shown."""
+    query = saved_views.normal(request.GET.urlencode())
+    mine = viewer.team_ids()
+    views = list(saved_views.visible_to(viewer, mine))
+    return {
+        "views": views,
+        "shown_view": saved_views.shown(views, query),
+        "view_query": query,
+        "my_teams": [team for team in known_teams if team.pk in mine],
+    }
+
+
+@page
+@require_POST
+def save_view(request: HttpRequest) -> HttpResponse:
+    """Keep the filters that are shown under a name, and come back to them."""
+    viewer = viewer_of(request)
+    query = saved_views.normal(request.POST.get("query", ""))
+    name, of = request.POST.get("name", "").strip()[:200], request.POST.get("team", "")
+
+    def keep() -> None:
+        team = teams.team_named(of, viewer=viewer) if of else None
+        saved_views.save(name=name, query=checked_query(query), team=team, actor=viewer, at=clock.now())
+
+    return act(request, f"{reverse('dashboard:queue')}?{query}", f"The view {name} is kept.", keep)
+
+
+@page
+@require_POST
+def delete_view(request: HttpRequest, view_id: int) -> HttpResponse:
+    viewer = viewer_of(request)
+    back = f"{reverse('dashboard:queue')}?{saved_views.normal(request.POST.get('query', ''))}"
+    return act(
+        request,
+        back,
+        "The view was deleted.",
+        lambda: saved_views.delete(view_id=view_id, actor=viewer, at=clock.now()),
+    )
 
 
 @page
@@ -262,3 +308,13 @@ class _Echo:
 def _harmless(text: str) -> str:
     """Quote what a spreadsheet would take for a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def checked_query(text: str) -> str:
+    """The filters as they are kept; raises InvalidInput for one that the page would refuse."""
+    query = saved_views.normal(text)
+    form = FilterForm(dict(parse_qsl(query)))
+    if not form.is_valid():
+        name, faults = next(iter(form.errors.items()))
+        raise InvalidInput.of("query", f"{name}: {' '.join(faults)}")
+    return query
