@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
-from apps.teams import policies, services
+from apps.teams import policies, selectors
 from apps.teams.errors import LoanIsAnswered, MoreThanKeptBack, NotYourTeam
 from apps.teams.models import LoanState, Quota, QuotaLoan, Team, User
 
@@ -87,7 +87,7 @@ def propose_loan(
         raise NotYourTeam(
             f"Only leads of {lender} or of {borrower}, or of a team above them, may propose this."
         )
-    kinds = services.accelerator_type_ids()
+    kinds = selectors.accelerator_type_ids()
     faults = []
     if accelerator_type not in kinds:
         faults.append(("accelerator_type", "is not an accelerator type here"))

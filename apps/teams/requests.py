@@ -12,7 +12,7 @@ from django.db.models import Case, Q, QuerySet, When
 
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
-from apps.teams import policies, services
+from apps.teams import policies, selectors, services
 from apps.teams.errors import NotYourTeam, RequestIsAnswered
 from apps.teams.models import QuotaRequest, RequestState, Team, User
 
@@ -49,7 +49,7 @@ def ask_for_more(
     """
     if not policies.may_lead(actor, team):
         raise NotYourTeam(f"Only leads of {team}, or of a team above it, may ask for more.")
-    kinds = services.accelerator_type_ids()
+    kinds = selectors.accelerator_type_ids()
     faults = []
     if accelerator_type not in kinds:
         faults.append(("accelerator_type", "is not an accelerator type here"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import F, Prefetch, Q, QuerySet, Sum
 
@@ -166,3 +167,9 @@ def person_named(username: str) -> User:
     if found is None:
         raise NotFound("There is no such person.")
     return found
+
+
+def accelerator_type_ids() -> dict[str, int]:
+    """Ids of the accelerator types by name. The model of types is above this room: it is reached by the key."""
+    type_model: Any = Quota._meta.get_field("accelerator_type").related_model
+    return dict(type_model.objects.values_list("name", "pk"))

@@ -15,7 +15,7 @@ from django.db.models import ProtectedError
 from apps.core.columns import Columns
 from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
-from apps.teams import policies, throttles
+from apps.teams import policies, selectors, throttles
 from apps.teams.errors import CeilingAboveParent, MoreThanKeptBack, MoreThanOwned, NotYourTeam, TeamInUse
 from apps.teams.loans import lent_from
 from apps.teams.models import (
@@ -460,12 +460,6 @@ def locked_with_parents(team_ids: Iterable[int]) -> dict[int, Team]:
     return teams
 
 
-def accelerator_type_ids() -> dict[str, int]:
-    """Ids of the accelerator types by name. The model of types is above this room: it is reached by the key."""
-    type_model: Any = Quota._meta.get_field("accelerator_type").related_model
-    return dict(type_model.objects.values_list("name", "pk"))
-
-
 def raise_entitlement(
     *, team: Team, accelerator_type: str, by: int, actor: User, at: datetime, reason: str
 ) -> None:
@@ -478,8 +472,8 @@ def raise_entitlement(
 
 
 def _types_named(changes: Sequence[QuotaChange]) -> dict[str, int]:
-    """As `accelerator_type_ids`; raises InvalidInput where a change names none of them, or one twice."""
-    types = accelerator_type_ids()
+    """As `selectors.accelerator_type_ids`; raises InvalidInput where a change names none of them, or one twice."""
+    types = selectors.accelerator_type_ids()
     faults = []
     for change in changes:
         seen: set[str] = set()
@@ -641,7 +635,7 @@ def set_member_limits(
 
 def _limits_named(team: Team, entries: Sequence[MemberLimitEntry]) -> list[MemberLimit]:
     """The rows that entries mean; raises InvalidInput with every fault of theirs."""
-    types = accelerator_type_ids()
+    types = selectors.accelerator_type_ids()
     members = dict(Membership.objects.filter(team=team).values_list("user__username", "user_id"))
     faults: list[dict[str, str]] = []
     seen: set[tuple[object, ...]] = set()
