@@ -16,7 +16,7 @@ from django.db.models import Q, QuerySet
 from apps.core.errors import InvalidInput, NotFound
 from apps.events.services import record
 from apps.teams import policies, selectors
-from apps.teams.errors import LoanIsAnswered, MoreThanKeptBack, NotYourTeam
+from apps.teams.errors import LoanIsAnswered, MoreThanKeptBack, NotYourTeam, TeamInUse
 from apps.teams.models import LoanState, Quota, QuotaLoan, Team, User
 
 LONGEST: Final = timedelta(days=366)
@@ -28,6 +28,19 @@ def loans_of(team: Team) -> QuerySet[QuotaLoan]:
     return QuotaLoan.objects.filter(Q(lender=team) | Q(borrower=team)).select_related(
         "lender", "borrower", "accelerator_type", "proposed_by", "answered_by"
     )
+
+
+def open_and_latest(team: Team, *, at: datetime, most_over: int) -> list[QuotaLoan]:
+    """All its loans that somebody may still act on, the latest first; then the latest of those that are over."""
+    is_open = Q(state__in=(LoanState.PROPOSED, LoanState.AGREED), end_at__gt=at)
+    rows = loans_of(team).order_by("-id")
+    return [*rows.filter(is_open), *rows.exclude(is_open)[:most_over]]
+
+
+def require_over(team: Team, at: datetime) -> None:
+    """Refuse to go on while the team lends or borrows, or is asked to."""
+    if loans_of(team).filter(state__in=(LoanState.PROPOSED, LoanState.AGREED), end_at__gt=at).exists():
+        raise TeamInUse(f"Team {team.name} has loans that are not over; end or decline them first.")
 
 
 def loan_named(loan_id: int) -> QuotaLoan:
@@ -150,12 +163,21 @@ def answer_loan(*, loan_id: int, accept: bool, actor: User, at: datetime) -> Quo
 
 
 @transaction.atomic
-def end_loan(*, loan_id: int, actor: User, at: datetime, reason: str = "") -> QuotaLoan:
-    """End an agreed loan early: the borrower gives back at once, the lender recalls with the notice agreed on."""
+def end_loan(
+    *, loan_id: int, actor: User, at: datetime, reason: str = "", gives_back: bool | None = None
+) -> QuotaLoan:
+    """End an agreed loan early: the borrower gives back at once, the lender recalls with the notice agreed on.
+
+    Args:
+        gives_back: For which side it is ended; None: for the one that the actor leads, and the lender's if they lead
+            both, so that nobody loses the notice unasked.
+    """
     loan, kind = _locked(loan_id)
-    gives_back, recalls = policies.may_lead(actor, loan.borrower), policies.may_lead(actor, loan.lender)
-    if not (gives_back or recalls):
-        raise NotYourTeam(f"Only leads of {loan.lender} or of {loan.borrower} may end this.")
+    if gives_back is None:
+        gives_back = not policies.may_lead(actor, loan.lender)
+    if not policies.may_lead(actor, loan.borrower if gives_back else loan.lender):
+        side = f"{loan.borrower} may give this back" if gives_back else f"{loan.lender} may recall this"
+        raise NotYourTeam(f"Only leads of {side}.")
     if loan.state != LoanState.AGREED or loan.end_at <= at:
         raise LoanIsAnswered("It is not in force any more.")
     begun_at = max(at, loan.start_at)

@@ -15,7 +15,7 @@ from django.db.models import ProtectedError
 from apps.core.columns import Columns
 from apps.core.errors import Forbidden, InvalidInput, NameTaken, NotFound, VersionConflict
 from apps.events.services import record
-from apps.teams import policies, selectors, throttles
+from apps.teams import loans, policies, selectors, throttles
 from apps.teams.errors import CeilingAboveParent, MoreThanKeptBack, MoreThanOwned, NotYourTeam, TeamInUse
 from apps.teams.loans import lent_from
 from apps.teams.models import (
@@ -235,12 +235,15 @@ def update_team(
 
 @transaction.atomic
 def delete_team(*, team_id: int, actor: User | None, at: datetime, reason: str = "") -> None:
-    """Take away a team that nothing refers to."""
+    """Take away a team that nothing refers to. Loans that are over go with it; the audit trail keeps them."""
     _require_admin(actor)
     team = _locked(team_id)
+    loans.require_over(team, at)
     before, name, pk = _facts_of(team), team.name, team.pk
     try:
-        team.delete()
+        with transaction.atomic():
+            loans.loans_of(team).delete()
+            team.delete()
     except ProtectedError:
         raise TeamInUse(
             f"Team {name} has sub-teams, jobs or reservations; it can not be taken away."

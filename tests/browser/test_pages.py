@@ -127,3 +127,36 @@ def test_live_parts_are_asked_for_and_put_in_place(site: Site, open_window: Open
     assert waited.value.status in (200, 304)
     assert window.page.locator("#figures .figure").count() == 4
     assert window.troubles_here() == []
+
+
+# What a browser that knows no popovers makes of a page: it drops the attribute, and takes the rules written for it.
+_WITHOUT_POPOVERS = """
+() => {
+  const inner = [];
+  for (const sheet of document.styleSheets)
+    for (const rule of sheet.cssRules)
+      if (rule instanceof CSSSupportsRule && rule.conditionText.includes(":popover-open"))
+        inner.push(...[...rule.cssRules].map((one) => one.cssText));
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(inner.join("\\n"));
+  document.adoptedStyleSheets = [sheet];
+  return inner.length;
+}
+"""
+
+
+@pytest.mark.parametrize("which", ["node", "quota"])
+def test_without_popovers_the_forms_of_a_page_stand_in_it(
+    site: Site, open_window: OpenWindow, which: str
+) -> None:
+    window = open_window(site.facility.admin, size=PHONE)
+    window.open(paths(site)[which])
+    form = window.page.locator("dialog.sheet:not(#keys-help) form").first
+    assert not form.is_visible()
+
+    assert window.page.evaluate(_WITHOUT_POPOVERS) >= 2
+
+    assert form.is_visible()
+    assert form.locator("button").last.is_visible()
+    assert window.page.locator(".main [popovertarget]:visible").count() == 0
+    assert window.troubles_here() == []

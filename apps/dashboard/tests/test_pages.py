@@ -6,6 +6,7 @@ import json
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import pytest
@@ -19,16 +20,21 @@ from plotly.offline import get_plotlyjs_version
 
 from apps.core import clock
 from apps.dashboard import words
+from apps.dashboard.templatetags import formats
 from apps.dashboard.templatetags.ui import SPRITE
 from apps.dashboard.tests.facility import UNKIND, Facility, request, signed_in
 from apps.dashboard.views.jobs import _way_salt
-from apps.inventory.models import Device, Domain
+from apps.inventory import services as inventory
+from apps.inventory.models import AcceleratorType, Device, Domain
 from apps.jobs import services as jobs
 from apps.jobs.models import Allocation, DeviceClaim, Job
 from apps.power.models import NodeReading
+from apps.reservations import services as reservations
 from apps.scheduling import board, losses, policy_setting
+from apps.scheduling import selectors as scheduling
 from apps.scheduling.idle import BUCKETS
 from apps.scheduling.snapshot import take_snapshot
+from apps.teams import loans
 from apps.teams import services as teams
 from apps.teams.models import Quota, Token
 from apps.teams.selectors import limits_of
@@ -910,3 +916,70 @@ def test_the_chart_of_promises_is_one_that_plotly_knows_and_holds_no_markup(faci
     assert "<" not in text
     bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
     assert sum(len(trace["y"]) for trace in bars) > 0
+
+
+def test_a_reservation_of_a_type_without_nodes_has_its_lane(facility: Facility) -> None:
+    inventory.create_accelerator_type(name="B200", tdp_w=1000, actor=None, at=clock.now())
+    draft = reservations.Draft(
+        name="RSV-B200",
+        starts_at=clock.now() + timedelta(hours=1),
+        ends_at=clock.now() + timedelta(hours=9),
+        nodes=("l01-n01",),
+        reason="new devices",
+    )
+    made = reservations.create_reservation(draft=draft, actor=None, at=clock.now())
+    made.nodes.clear()
+    type(made).objects.filter(pk=made.pk).update(
+        accelerator_type=AcceleratorType.objects.get(name="B200"), n_devices=8
+    )
+
+    page = signed_in(facility.viewer).get("/reservations/")
+
+    assert page.status_code == 200
+    assert "RSV-B200" in page.content.decode()
+
+
+def test_the_chart_of_hours_reads_its_own_period_alone(
+    facility: Facility, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[datetime, datetime]] = []
+    real = scheduling.losses
+
+    def watched(**wanted: Any) -> Any:
+        asked.append((wanted["since"], wanted["until"]))
+        return real(**wanted)
+
+    monkeypatch.setattr(scheduling, "losses", watched)
+    client = signed_in(facility.viewer)
+    chart = client.get("/utilization/charts/hours.json?p=30d").json()
+    client.get("/utilization/?p=30d")
+
+    lengths = [until - since for since, until in asked]
+    assert lengths[0] < timedelta(days=31) < timedelta(days=59) < lengths[1]
+    assert chart["layout"]["xaxis"]["range"]
+
+
+def test_a_recall_by_who_leads_both_sides_keeps_the_notice_and_says_so(facility: Facility) -> None:
+    at = clock.now()
+    loan = loans.propose_loan(
+        lender=facility.speech,
+        borrower=facility.vision,
+        accelerator_type="H100",
+        n_devices=2,
+        start_at=at,
+        end_at=at + timedelta(days=3),
+        notice_s=7200.0,
+        actor=facility.admin,
+        at=at,
+    )
+    client = signed_in(facility.admin)
+    path, team = f"/quotas/loans/{loan.pk}/", {"team": facility.speech.name, "wish": "end"}
+
+    page = client.post(path, team, follow=True)
+    loan.refresh_from_db()
+
+    assert f"once the notice of {formats.duration(7200.0)} is over" in page.content.decode()
+    assert timedelta(hours=1, minutes=59) < loan.end_at - clock.now() <= timedelta(hours=2)
+    client.post(path, {**team, "team": facility.vision.name})
+    loan.refresh_from_db()
+    assert loan.end_at <= clock.now()

@@ -30,7 +30,7 @@ from apps.teams import loans, policies, selectors, services, throttles
 from apps.teams.models import LoanState, Quota, QuotaLoan, Team
 
 _N_CHANGES: Final = 10
-_N_LOANS: Final = 20
+_N_LOANS_OVER: Final = 20
 
 
 @dataclass
@@ -472,7 +472,7 @@ def _loans(scene: Scene, team: Team) -> dict[str, Any]:
     leads = policies.may_lead(scene.viewer, team)
     led = {one.pk: policies.may_lead(scene.viewer, one) for one in scene.teams} if leads else {}
     rows = []
-    for loan in loans.loans_of(team)[:_N_LOANS]:
+    for loan in loans.open_and_latest(team, at=at, most_over=_N_LOANS_OVER):
         is_open = loan.state == LoanState.PROPOSED and loan.end_at > at
         answers, proposes = (
             (loan.lender_id, loan.borrower_id) if loan.is_asked else (loan.borrower_id, loan.lender_id)
@@ -591,18 +591,28 @@ def answer_loan(request: HttpRequest, loan_id: int) -> HttpResponse:
     done = {
         "accept": "The loan is agreed.",
         "decline": "It was declined.",
-        "end": "It ends: what is held is borrowed from then on.",
     }
+    address = _address(team, loan.accelerator_type.name) + "#loans"
+    if wish == "end":
+        # The button stands on the page of one of the two teams: it is ended for that one.
+        gives_back = team.pk == loan.borrower_id
+        said = "It ends: what is held is borrowed from then on."
+        if not gives_back and loan.notice_s and loan.start_at <= at:
+            said = f"It is recalled: it ends once the notice of {formats.duration(loan.notice_s)} is over."
+        return act(
+            request,
+            address,
+            said,
+            lambda: loans.end_loan(loan_id=loan_id, actor=viewer, at=at, gives_back=gives_back),
+        )
     if wish not in done:
         raise Http404("no such answer")
-
-    def answer() -> None:
-        if wish == "end":
-            loans.end_loan(loan_id=loan_id, actor=viewer, at=at)
-        else:
-            loans.answer_loan(loan_id=loan_id, accept=wish == "accept", actor=viewer, at=at)
-
-    return act(request, _address(team, loan.accelerator_type.name) + "#loans", done[wish], answer)
+    return act(
+        request,
+        address,
+        done[wish],
+        lambda: loans.answer_loan(loan_id=loan_id, accept=wish == "accept", actor=viewer, at=at),
+    )
 
 
 def _address(team: Team, kind: str) -> str:

@@ -112,7 +112,8 @@ def _gantt(begin_at: datetime, end_at: datetime) -> dict[str, Any]:
                     is_maintenance=not one.team_ids,
                 )
             )
-    lanes = [names[kind] for kind in sorted(capacity, key=lambda kind: names[kind])]
+    # A type that has no node any more, or none yet, may be reserved all the same.
+    lanes = sorted({names[kind] for kind in capacity} | {bar.lane for bar in bars})
     return charts.promises_chart(bars, lanes, since=begin_at, until=end_at, now=begin_at)
 
 

@@ -112,7 +112,13 @@ _LEVERS: Final[Mapping[str, tuple[str, str]]] = {
 class Known:
     """What the page and its parts are made of: each fact is read when it is first wanted, and once."""
 
-    def __init__(self, request: HttpRequest) -> None:
+    def __init__(self, request: HttpRequest, *, compares: bool = True) -> None:
+        """Read what a request asks for.
+
+        Args:
+            compares: The time before is wanted too; it is as long again to read.
+        """
+        self._compares = compares
         self.frame = frame_of(request)
         self.viewer = viewer_of(request)
         self.at = self.frame.now
@@ -145,9 +151,9 @@ class Known:
 
     @cached_property
     def _both(self) -> list[Losses]:
-        """The period, and the time before it that is as long: one reading of the ledger."""
+        """The period, and the time before it that is as long where that is wanted: one reading of the ledger."""
         return scheduling.losses(
-            since=self.since - self._lasts,
+            since=self.since - self._lasts if self._compares else self.since,
             until=self.until,
             type_name=self.kind,
             team=self.team,
@@ -238,7 +244,7 @@ def idle_part(request: HttpRequest) -> HttpResponse:
 @page
 @require_GET
 def chart(request: HttpRequest, name: str) -> HttpResponse:
-    known = Known(request)
+    known = Known(request, compares=False)
     etag = etag_of(request, name, *known.version)
     if request.headers.get("If-None-Match") == etag:
         return HttpResponse(status=304, headers={"ETag": etag})

@@ -348,6 +348,11 @@ class LoanAnswerIn(Strict):
 
 class LoanEndIn(Strict):
     reason: Reason = ""
+    gives_back: bool | None = Field(
+        None,
+        description="For which side: the borrower gives back, the lender recalls. Not said: for the one that you "
+        "lead, and for the lender if you lead both.",
+    )
 
 
 class LoanOut(Out):

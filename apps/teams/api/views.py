@@ -367,7 +367,13 @@ class LoanEndView(APIView):
     )
     def post(self, request: Request, loan_id: int) -> Response:
         body = parse_body(request, bodies.LoanEndIn)
-        loans.end_loan(loan_id=loan_id, actor=person(request), at=clock.now(), reason=body.reason)
+        loans.end_loan(
+            loan_id=loan_id,
+            actor=person(request),
+            at=clock.now(),
+            reason=body.reason,
+            gives_back=body.gives_back,
+        )
         return Response(_loan_out(loan_id))
 
 

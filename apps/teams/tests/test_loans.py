@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
+from apps.core import clock
 from apps.core.errors import InvalidInput
 from apps.events.models import Event
-from apps.teams import loans
-from apps.teams.errors import LoanIsAnswered, MoreThanKeptBack, NotYourTeam
+from apps.teams import loans, services
+from apps.teams.errors import LoanIsAnswered, MoreThanKeptBack, NotYourTeam, TeamInUse
 from apps.teams.models import LoanState, QuotaLoan, Team, User
 from apps.teams.tests.builders import NOON, client, own, person, team
 
@@ -195,3 +196,66 @@ def test_what_is_lent_cannot_be_given_to_sub_teams_or_taken_from_the_lender_mean
         own(part, H100=9)
     with pytest.raises(MoreThanKeptBack):
         own(scene.lender, H100=15)
+
+
+@pytest.mark.parametrize(("gives_back", "ends", "event"), [(None, 4, "recalled"), (True, 1, "given_back")])
+def test_who_leads_both_recalls_with_notice_unless_they_say_that_they_give_back(
+    gives_back: bool | None, ends: int, event: str
+):
+    scene = Scene()
+    both = person("both", "admin")
+    loan = scene.propose(both, notice_s=3 * 3600.0)
+
+    loans.end_loan(loan_id=loan.pk, actor=both, at=hours(1), gives_back=gives_back)
+
+    loan.refresh_from_db()
+    assert loan.end_at == hours(ends)
+    assert Event.objects.filter(kind=f"quota.loan_{event}").count() == 2
+
+
+@pytest.mark.parametrize(("who", "gives_back"), [("gives", True), ("takes", False)])
+def test_nobody_ends_a_loan_in_the_name_of_the_other_side(who: str, gives_back: bool):
+    scene = Scene()
+    loan = scene.propose()
+    loans.answer_loan(loan_id=loan.pk, accept=True, actor=scene.takes, at=NOON)
+
+    with pytest.raises(NotYourTeam):
+        loans.end_loan(loan_id=loan.pk, actor=getattr(scene, who), at=hours(1), gives_back=gives_back)
+
+
+def test_by_rest_the_side_is_said():
+    scene = Scene()
+    both = person("both", "admin")
+    loan = scene.propose(both, start_at=NOON, end_at=NOON + timedelta(days=300), notice_s=3600.0)
+
+    path = f"/api/v1/loans/{loan.pk}/end"
+    QuotaLoan.objects.filter(pk=loan.pk).update(end_at=clock.now() + timedelta(days=3))
+    recalled = client(both).post(path, {"gives_back": False}, format="json").data
+    given = client(both).post(path, {"gives_back": True}, format="json").data
+
+    assert recalled["end_at"] > given["end_at"]
+
+
+@pytest.mark.parametrize("side", ["lender", "borrower"])
+def test_a_team_whose_loans_are_over_can_be_taken_away(side: str):
+    scene = Scene()
+    loan = scene.propose(end_at=hours(2))
+    loans.answer_loan(loan_id=loan.pk, accept=True, actor=scene.takes, at=NOON)
+    Team.objects.filter(name="part").delete()
+
+    with pytest.raises(TeamInUse, match="loan"):
+        services.delete_team(team_id=getattr(scene, side).pk, actor=None, at=hours(1))
+    services.delete_team(team_id=getattr(scene, side).pk, actor=None, at=hours(3))
+
+    assert not Team.objects.filter(name=side).exists()
+    assert Event.objects.filter(kind="quota.loan_agreed").count() == 2  # the trail keeps what was lent
+
+
+def test_all_open_loans_are_listed_before_the_latest_of_those_that_are_over():
+    scene = Scene()
+    open_loan = scene.propose(n_devices=1, end_at=hours(1000))
+    over = [scene.propose(n_devices=1, end_at=hours(1)) for _ in range(30)]
+
+    listed = loans.open_and_latest(scene.lender, at=hours(2), most_over=20)
+
+    assert [loan.pk for loan in listed] == [open_loan.pk, *(loan.pk for loan in reversed(over[10:]))]
