@@ -316,5 +316,5 @@ def checked_query(text: str) -> str:
     form = FilterForm(dict(parse_qsl(query)))
     if not form.is_valid():
         name, faults = next(iter(form.errors.items()))
-        raise InvalidInput.of("query", f"{name}: {' '.join(faults)}")
+        raise InvalidInput.of("query", f"{name}: {' '.join(str(one) for one in faults)}")
     return query
