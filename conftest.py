@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from apps.execution.tests.kubernetes_double import Double
     from scripts.slurm_cluster import SlurmCluster
 
 _URL = "SWITCHYARD_TEST_DATABASE_URL"
@@ -160,3 +161,17 @@ def slurm(slurm_of_session: "SlurmCluster") -> "Generator[SlurmCluster]":
     """The run's Slurm, whole and empty: what a test broke or left running is mended after it."""
     yield slurm_of_session
     slurm_of_session.mend()
+
+
+@pytest.fixture
+def kubernetes() -> "Generator[Double]":
+    """A Kubernetes of the tests' own: nodes `here` and n1 to n3."""
+    from apps.execution.tests.kubernetes_double import Double
+
+    double = Double().up()
+    for name in ("here", "n1", "n2", "n3"):
+        double.add_node(name)
+    try:
+        yield double
+    finally:
+        double.down()

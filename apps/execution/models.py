@@ -1,12 +1,22 @@
-"""What execution itself has to remember: what a simulated cluster plays, and what runs behind Slurm."""
+"""What execution itself has to remember: what a simulated cluster plays, and what runs behind Slurm and
+Kubernetes."""
 
 from django.db import models
 from django.db.models import Q
 
+from apps.execution.kubernetes_models import KubernetesConnection, KubernetesLog, KubernetesRun
 from apps.execution.slurm_models import SlurmConnection, SlurmCredential, SlurmRun
 from apps.inventory.models import Cluster
 
-__all__ = ["SimulatedRun", "SlurmConnection", "SlurmCredential", "SlurmRun"]
+__all__ = [
+    "KubernetesConnection",
+    "KubernetesLog",
+    "KubernetesRun",
+    "SimulatedRun",
+    "SlurmConnection",
+    "SlurmCredential",
+    "SlurmRun",
+]
 
 
 class SimulatedRun(models.Model):

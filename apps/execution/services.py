@@ -76,7 +76,7 @@ def reconcile_all(*, at: datetime) -> None:
 
 def clusters_elsewhere() -> list[int]:
     """Ids of clusters that are asked over a network, and may keep whoever asks waiting."""
-    kinds = (Kind.SLURM,)
+    kinds = (Kind.SLURM, Kind.KUBERNETES)
     return list(Cluster.objects.filter(backend__in=kinds).order_by("id").values_list("id", flat=True))
 
 

@@ -10,10 +10,14 @@ from django.db import connection
 from apps.core.errors import OutsideError
 from apps.core.sealing import Unreadable
 from apps.execution.backends.base import Backend
+from apps.execution.backends.kubernetes.backend import KubernetesBackend
+from apps.execution.backends.kubernetes.backend import Place as KubernetesPlace
+from apps.execution.backends.kubernetes.wire import Address as KubernetesAddress
 from apps.execution.backends.local import DEFAULT_LOG_LIMIT_BYTES, LocalBackend
 from apps.execution.backends.simulated import SimulatedBackend
 from apps.execution.backends.slurm.backend import Place, SlurmBackend
 from apps.execution.backends.slurm.wire import Address
+from apps.execution.kubernetes_models import KubernetesConnection
 from apps.execution.slurm_models import SlurmConnection, SlurmCredential
 from apps.inventory.models import Backend as Kind
 from apps.inventory.models import Cluster
@@ -28,6 +32,8 @@ def backend_of(cluster: Cluster) -> Backend:
             return SimulatedBackend(cluster.pk)
         case Kind.SLURM:
             return SlurmBackend(slurm_place_of(cluster))
+        case Kind.KUBERNETES:
+            return KubernetesBackend(kubernetes_place_of(cluster))
         case _:
             raise OutsideError(f"Clusters of kind {cluster.backend} are not supported yet.", permanent=True)
 
@@ -54,6 +60,27 @@ def slurm_place_of(cluster: Cluster) -> Place:
         shared_dir=Path(found.shared_dir),
         mark=found.mark,
         partition=found.partition,
+    )
+
+
+def kubernetes_place_of(cluster: Cluster) -> KubernetesPlace:
+    """How a Kubernetes is reached. Raises OutsideError where nobody said, or the token cannot be opened."""
+    found = KubernetesConnection.objects.filter(cluster=cluster).first()
+    if found is None:
+        raise OutsideError(f"Nobody said how the Kubernetes of {cluster.name} is reached.", permanent=True)
+    try:
+        token = found.token
+    except Unreadable:
+        raise OutsideError("The token of this Kubernetes cannot be opened: enter it again.") from None
+    return KubernetesPlace(
+        cluster_id=cluster.pk,
+        address=KubernetesAddress(
+            api_url=found.api_url, token=token, namespace=found.namespace, ca_pem=found.ca_pem
+        ),
+        mark=found.mark,
+        image=found.image,
+        resource=found.resource,
+        labels=found.labels,
     )
 
 

@@ -18,9 +18,11 @@ from apps.execution.backends.base import (
 )
 from apps.execution.backends.choice import backend_of
 from apps.execution.backends.fake import FakeBackend
+from apps.execution.backends.kubernetes.backend import KubernetesBackend
 from apps.execution.backends.local import LocalBackend
 from apps.execution.backends.simulated import SimulatedBackend
 from apps.execution.tests.builders import look, now, shell, stop, wait_for
+from apps.execution.tests.kubernetes import connected as behind_kubernetes
 from apps.execution.tests.slurm import connected
 from apps.inventory.models import Backend as Kind
 from apps.inventory.models import Cluster
@@ -32,6 +34,7 @@ from apps.inventory.models import Cluster
         "local",
         pytest.param("simulated", marks=pytest.mark.django_db),
         pytest.param("slurm", marks=pytest.mark.django_db),
+        pytest.param("kubernetes", marks=pytest.mark.django_db),
     ]
 )
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
@@ -50,6 +53,8 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
             wait_for(local, RunState.ENDED, run.allocation_id)
     elif request.param == "slurm":
         yield backend_of(connected(request.getfixturevalue("slurm"), name="behind Slurm"))
+    elif request.param == "kubernetes":
+        yield backend_of(behind_kubernetes(request.getfixturevalue("kubernetes").url))
     else:
         cluster = Cluster.objects.create(name="hall", backend=Kind.SIMULATED)
         yield SimulatedBackend(cluster.pk)
@@ -183,7 +188,9 @@ def test_a_time_limit_is_seen_as_it_is_in_force(backend: Backend) -> None:
 
 def test_reading_behind_the_end_of_a_log_tells_where_that_is(backend: Backend) -> None:
     backend.launch([shell("echo hello", play_s=1.0)], at=now())
-    wait_for(backend, RunState.ENDED if isinstance(backend, LocalBackend) else RunState.RUNNING)
+    wait_for(
+        backend, RunState.ENDED if isinstance(backend, LocalBackend | KubernetesBackend) else RunState.RUNNING
+    )
 
     whole = backend.read_log(1, rank=0, stream="stdout", offset=0, limit=10_000)
     behind = backend.read_log(1, rank=0, stream="stdout", offset=2**40, limit=4)
