@@ -416,7 +416,8 @@ class Double:
             pod["status"]["phase"] = phase
             if code is not None:
                 name = pod["spec"]["containers"][0]["name"]
-                ended = {"exitCode": code, "finishedAt": stamp()}
+                began = pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+                ended = {"exitCode": code, "startedAt": began, "finishedAt": stamp()}
                 pod["status"]["containerStatuses"] = [{"name": name, "state": {"terminated": ended}}]
             pod = copy.deepcopy(self._save("pods", pod))
         if pod["metadata"].get("deletionTimestamp") and pod["metadata"]["deletionGracePeriodSeconds"] != 0:

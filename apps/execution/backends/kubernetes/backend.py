@@ -527,7 +527,9 @@ class KubernetesBackend:
     def _checks(self, asked: ProbedNode, node: Item | None) -> tuple[NodeCheck, ...]:
         if node is None:
             return (NodeCheck("kubernetes_node", ok=False, message="Kubernetes has no node of this name."),)
-        ready = next((one for one in node["status"].get("conditions") or [] if one["type"] == "Ready"), {})
+        ready: Item = next(
+            (one for one in node["status"].get("conditions") or [] if one["type"] == "Ready"), {}
+        )
         said = f"Ready is {ready.get('status', 'unsaid')}: {ready.get('reason', '')}"[:300]
         checks = [NodeCheck("kubernetes_node", ok=ready.get("status") == "True", message=said)]
         if asked.has_accelerators:
