@@ -16,18 +16,25 @@ from apps.core.strict import AddressName, faults_of
 from apps.execution.backends.base import Survey
 from apps.execution.connections import (
     Connected,
+    KubernetesDraft,
     SlurmDraft,
+    change_kubernetes,
     change_slurm,
+    connect_kubernetes,
     connect_slurm,
+    sync_kubernetes,
     sync_slurm,
+    try_kubernetes,
     try_slurm,
 )
+from apps.execution.kubernetes_models import KubernetesConnection
 from apps.execution.slurm_models import SlurmConnection, SlurmCredential
 from apps.inventory.models import Backend, Cluster
 from apps.teams import policies
 from apps.teams.models import User
 
 _NAME: Final = TypeAdapter[str](AddressName)
+_UNREADABLE: Final = "must be entered again: what is stored cannot be opened"
 LONGEST: Final = 20_000  # characters of a field: a certificate is long
 
 
@@ -39,6 +46,7 @@ class Field:
         is_secret: Never shown again; left out it is the one that is stored.
         kind: How it is entered.
         choices: (value, what it means).
+        longest: In characters.
     """
 
     name: str
@@ -49,6 +57,7 @@ class Field:
     kind: Literal["line", "text", "choice"] = "line"
     choices: tuple[tuple[str, str], ...] = ()
     default: str = ""
+    longest: int = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +97,8 @@ class Engine:
                 continue
             value = value.strip()
             may_be_empty = not field.is_required or (field.is_secret and has_secret)
-            if "\x00" in value or len(value) > LONGEST:
-                faults.append((field.name, "invalid", f"must be text of {LONGEST} characters at most"))
+            if "\x00" in value or len(value) > field.longest:
+                faults.append((field.name, "invalid", f"must be text of {field.longest} characters at most"))
             elif not value and not may_be_empty:
                 faults.append((field.name, "required", "must not be empty"))
             elif value and field.choices and value not in {choice for choice, _ in field.choices}:
@@ -116,9 +125,7 @@ def _slurm_draft(values: Mapping[str, str], cluster: Cluster | None) -> SlurmDra
         try:
             draft = replace(draft, secret=stored.secret)
         except Unreadable:
-            raise InvalidInput.of(
-                "secret", "must be entered again: what is stored cannot be opened", "required"
-            ) from None
+            raise InvalidInput.of("secret", _UNREADABLE, "required") from None
     return draft
 
 
@@ -142,7 +149,12 @@ _SLURM: Final = Engine(
     label="Slurm",
     fields=(
         Field("rest_url", "Address of slurmrestd", "Such as http://slurm.example:6820."),
-        Field("user_name", "User", "Whose jobs they are in Slurm; an operator of it, to pin and to drain."),
+        Field(
+            "user_name",
+            "User",
+            "Whose jobs they are in Slurm; an operator of it, to pin and to drain.",
+            longest=64,
+        ),
         Field(
             "credential",
             "Credential",
@@ -155,9 +167,10 @@ _SLURM: Final = Engine(
             "Key or token",
             "A key in base64, as printed by: base64 -w0 jwt_hs256.key",
             is_secret=True,
+            longest=LONGEST,
         ),
         Field("shared_dir", "Shared folder", "Seen by the site and by every node, by the same path."),
-        Field("partition", "Partition", "Empty: Slurm's default.", is_required=False),
+        Field("partition", "Partition", "Empty: Slurm's default.", is_required=False, longest=120),
         Field("slurm_conf", "slurm.conf", "Of the commands; empty: Slurm's own.", is_required=False),
         Field(
             "accelerator",
@@ -177,7 +190,99 @@ _SLURM: Final = Engine(
     told=_slurm_told,
 )
 
-ENGINES: Final[Mapping[str, Engine]] = {_SLURM.key: _SLURM}
+# Kubernetes ----------------------------------------------------------------------------------------------------------
+
+
+def _kubernetes_draft(values: Mapping[str, str], cluster: Cluster | None) -> KubernetesDraft:
+    plain = {name: value for name, value in values.items() if name != "labels"}
+    draft = KubernetesDraft(**plain, labels=_labels_of(values["labels"]))
+    if draft.token or cluster is None:
+        return draft
+    stored = _kubernetes_of(cluster)
+    if stored is None:
+        raise NotFound("Nobody said how this cluster is reached.")
+    if (stored.api_url, stored.ca_pem) != (draft.api_url, draft.ca_pem):
+        raise InvalidInput.of(
+            "token", "must be entered again for another address or another authority", "required"
+        )
+    try:
+        return replace(draft, token=stored.token)
+    except Unreadable:
+        raise InvalidInput.of("token", _UNREADABLE, "required") from None
+
+
+def _labels_of(text: str) -> dict[str, list[str]]:
+    """Lines such as `leaf = first.example/leaf, second.example/leaf`."""
+    labels: dict[str, list[str]] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        what, sign, keys = line.partition("=")
+        found = [key.strip() for key in keys.split(",") if key.strip()]
+        if not sign or not found:
+            raise InvalidInput.of("labels", f"must say what = key, key, ... in each line, not {line[:60]}")
+        labels[what.strip()] = found
+    return labels
+
+
+def _kubernetes_of(cluster: Cluster) -> KubernetesConnection | None:
+    return KubernetesConnection.objects.filter(cluster=cluster).first()
+
+
+def _kubernetes_told(cluster: Cluster) -> Mapping[str, str] | None:
+    found = _kubernetes_of(cluster)
+    if found is None:
+        return None
+    labels = "\n".join(f"{what} = {', '.join(keys)}" for what, keys in found.labels.items())
+    names = ("api_url", "namespace", "image", "ca_pem", "resource")
+    return {**{name: str(getattr(found, name)) for name in names}, "labels": labels}
+
+
+_KUBERNETES: Final = Engine(
+    key=Backend.KUBERNETES.value,
+    label="Kubernetes",
+    fields=(
+        Field("api_url", "Address of the API", "Such as https://10.0.0.1:6443."),
+        Field("namespace", "Namespace", "Where our Jobs live; nobody else's should.", longest=63),
+        Field(
+            "token",
+            "Token",
+            "Of a ServiceAccount with the rights of the manifest.",
+            is_secret=True,
+            longest=LONGEST,
+        ),
+        Field("image", "Image", "What jobs run in; it has /bin/sh."),
+        Field("resource", "Devices are called", default="nvidia.com/gpu", longest=120),
+        Field(
+            "accelerator", "Devices are", "Where no label says, such as H100.", is_required=False, longest=120
+        ),
+        Field(
+            "ca_pem",
+            "Certificate of the authority",
+            "PEM. Empty: whom this machine believes.",
+            is_required=False,
+            kind="text",
+            longest=LONGEST,
+        ),
+        Field(
+            "labels",
+            "Labels of nodes",
+            "A line each for accelerator, leaf and spine: leaf = key, another key. Empty: the usual ones.",
+            is_required=False,
+            kind="text",
+            longest=2000,
+        ),
+    ),
+    try_=lambda values, cluster: try_kubernetes(_kubernetes_draft(values, cluster)),
+    connect=lambda name, values, actor, at: connect_kubernetes(
+        name=name, draft=_kubernetes_draft(values, None), actor=actor, at=at
+    ),
+    change=lambda cluster, values, actor, at: change_kubernetes(
+        cluster=cluster, draft=_kubernetes_draft(values, cluster), actor=actor, at=at
+    ),
+    sync=lambda cluster, actor, at: sync_kubernetes(cluster=cluster, actor=actor, at=at),
+    told=_kubernetes_told,
+)
+
+ENGINES: Final[Mapping[str, Engine]] = {engine.key: engine for engine in (_SLURM, _KUBERNETES)}
 
 
 def engine_named(key: str) -> Engine:

@@ -158,3 +158,39 @@ def test_a_real_slurm_is_tried_connected_looked_at_and_reached_in_another_way(sl
     assert "secret" not in told["values"]
     done = client.post(f"/api/v1/clusters/{cluster.name}/sync", content_type="application/json")
     assert done.json()["n_nodes_taken"] == 0
+
+
+def test_a_kubernetes_is_tried_connected_and_reached_in_another_way(kubernetes):
+    client = signed_in(person("ada", "admin"))
+    given = {
+        "name": "pods",
+        "api_url": kubernetes.url,
+        "namespace": "default",
+        "token": "a-token-of-theirs",
+        "image": "busybox",
+        "resource": "nvidia.com/gpu",
+        "accelerator": "H100",
+        "ca_pem": "",
+        "labels": "leaf = example.org/leaf, other.org/leaf",
+    }
+    new = f"{URL}new/kubernetes/"
+    answer = client.post(new, {**given, "act": "try"}, headers={"HX-Request": "true"})
+    assert "It answers" in answer.content.decode()
+    assert not Cluster.objects.exists()
+    bad = client.post(new, {**given, "labels": "leaf", "act": "save"})
+    assert (bad.status_code, 'id="error-labels"' in bad.content.decode()) == (400, True)
+    long = client.post(new, {**given, "namespace": "n" * 64, "act": "save"})
+    assert (long.status_code, 'id="error-namespace"' in long.content.decode()) == (400, True)
+
+    assert client.post(new, {**given, "act": "save"}).status_code == 302
+    cluster = Cluster.objects.get(backend=Backend.KUBERNETES)
+    page = f"{URL}{cluster.pk}/"
+    text = client.get(page).content.decode()
+    assert "leaf = example.org/leaf, other.org/leaf" in text
+    assert given["token"] not in text + client.get(f"{page}change/").content.decode()
+    assert client.post(f"{page}sync/").status_code == 302
+
+    moved = client.post(f"{page}change/", {**given, "token": "", "api_url": NOWHERE, "act": "save"})
+    assert (moved.status_code, 'id="error-token"' in moved.content.decode()) == (400, True)
+    assert client.post(f"{page}change/", {**given, "token": "", "act": "save"}).status_code == 302
+    assert cluster.kubernetes.token == given["token"]

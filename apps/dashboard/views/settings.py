@@ -58,7 +58,7 @@ def _entries(viewer: User) -> list[Entry]:
         *entries,
         Entry(
             "Clusters",
-            "What the work runs on: versions, contact, others' work; connect a Slurm.",
+            "What the work runs on: versions, contact, others' work; connect a Slurm or a Kubernetes.",
             "plug",
             reverse("dashboard:clusters"),
         ),

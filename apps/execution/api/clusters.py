@@ -30,7 +30,7 @@ Values = Annotated[
 class ConnectionIn(Strict):
     """Secrets may be left out where one is stored and what they open stays the same. They are never shown."""
 
-    engine: Literal["slurm"]
+    engine: Literal["slurm", "kubernetes"]
     values: Values
 
 
