@@ -44,6 +44,11 @@ class Hall:
     busy_share: float | None
     lines: tuple[Line, ...]
 
+    @property
+    def url(self) -> str:
+        """Of its own page, node by node."""
+        return reverse("dashboard:hall", args=[self.name])
+
 
 @dataclass(frozen=True)
 class HallMap:

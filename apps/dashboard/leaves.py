@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import groupby
 from typing import Final
 
@@ -33,6 +34,16 @@ class Cell:
 class Leaf:
     name: str
     cells: tuple[Cell, ...]
+    n_devices: int = 0
+    claimed: Decimal = Decimal(0)
+
+    def n_of(self, look: str) -> int:
+        """How many nodes are drawn so."""
+        return sum(cell.look == look for cell in self.cells)
+
+    @property
+    def n_out(self) -> int:
+        return self.n_of("out")
 
     @property
     def summary(self) -> str:
@@ -46,24 +57,39 @@ class Spine:
     name: str
     kinds: str
     leaves: tuple[Leaf, ...]
+    url: str = ""  # of its own page
 
 
-def spines_of(nodes: Iterable[MapNode], chosen: Collection[str] = ()) -> tuple[Spine, ...]:
+def spines_of(
+    nodes: Iterable[MapNode],
+    chosen: Collection[str] = (),
+    *,
+    page: str = "spine",
+    nameless: str = "No spine group",
+) -> tuple[Spine, ...]:
     """Group nodes, which come in order of spine, leaf and name.
 
     Args:
         chosen: Names of the nodes that the map is about: those of one job.
+        page: What shows one group for itself; empty: nothing does.
+        nameless: What nodes are in that hang in no group.
     """
     found = []
     for spine, of_spine in groupby(nodes, key=lambda node: node.spine):
         inside = list(of_spine)
         leaves = tuple(
-            Leaf(leaf, _cells(list(of_leaf), chosen))
+            _leaf(leaf, list(of_leaf), chosen)
             for leaf, of_leaf in groupby(inside, key=lambda node: node.leaf)
         )
         kinds = ", ".join(sorted({node.accelerator_type for node in inside}))
-        found.append(Spine(spine or "No spine group", kinds, leaves))
+        url = reverse(f"dashboard:{page}", args=[spine]) if spine and page else ""
+        found.append(Spine(spine or nameless, kinds, leaves, url))
     return tuple(found)
+
+
+def _leaf(name: str, nodes: list[MapNode], chosen: Collection[str]) -> Leaf:
+    claimed = sum((node.claimed for node in nodes), Decimal(0))
+    return Leaf(name, _cells(nodes, chosen), sum(node.n_devices for node in nodes), claimed)
 
 
 def _cells(nodes: list[MapNode], chosen: Collection[str]) -> tuple[Cell, ...]:

@@ -70,6 +70,10 @@ urlpatterns = [
     path("nodes/parts/list/", nodes.list_part, name="node-list"),
     # Names may hold any character, so they end the address, and actions are told apart by a field.
     path("nodes/parts/node/<path:name>/", nodes.node_part, name="node-part"),
+    path("nodes/halls/<path:name>/", nodes.floor, {"sort": "hall"}, name="hall"),
+    path("nodes/spines/<path:name>/", nodes.floor, {"sort": "spine"}, name="spine"),
+    path("nodes/parts/hall/<path:name>/", nodes.floor_part, {"sort": "hall"}, name="hall-part"),
+    path("nodes/parts/spine/<path:name>/", nodes.floor_part, {"sort": "spine"}, name="spine-part"),
     path("nodes/<path:name>/", nodes.node, name="node"),
     path("moves/", moves.moves, name="moves"),
     path("moves/move/", moves.move, name="move"),

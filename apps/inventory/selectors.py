@@ -10,7 +10,9 @@ from django.db import connection
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
+from apps.core.errors import NotFound
 from apps.inventory.models import (
+    POWER_KINDS,
     AcceleratorType,
     Cluster,
     Device,
@@ -172,6 +174,34 @@ class MapNode:
     accelerator_type: str
 
 
+def floor_map(viewer: Viewer, domain: Domain, *, most: int) -> tuple[MapNode, ...] | None:
+    """The nodes in a domain, or None when there are more than `most`.
+
+    Of the power tree by row and rack, else by spine and leaf: `leaf` is what a node hangs in, `spine` what is above.
+    """
+    tree = "power" if domain.kind in POWER_KINDS else "leaf"
+    nodes = node_rows(viewer, NodeFilters(domain=domain.name)).filter(**{f"{tree}__isnull": False})
+    return _map_nodes(nodes, tree, most)
+
+
+def _map_nodes(nodes: QuerySet[Node], tree: str, most: int) -> tuple[MapNode, ...] | None:
+    above = (f"{tree}__parent__name", f"{tree}__name", "name")
+    fields = ("id", "name", *above[:2], "health", "n_devices", "claimed", "accelerator_type__name")
+    rows = list(nodes.order_by(*above).values_list(*fields)[: most + 1])
+    if len(rows) > most:
+        return None
+    return tuple(MapNode(id, name, spine or "", *rest) for id, name, spine, *rest in rows)
+
+
+def domain_named(name: str, kinds: Collection[str]) -> Domain:
+    """The domain of a name, with the one above at hand; raises NotFound for one of another kind."""
+    rows = Domain.objects.select_related("parent").filter(kind__in=kinds)
+    found = None if "\x00" in name else rows.filter(name=name).first()
+    if found is None:
+        raise NotFound("There is no such part of the facility.")
+    return found
+
+
 def leaf_map(viewer: Viewer, *, most: int, around: Iterable[str] | None = None) -> tuple[MapNode, ...] | None:
     """The nodes by spine and leaf, or None when there are more than `most`: then a coarser picture is due.
 
@@ -183,21 +213,7 @@ def leaf_map(viewer: Viewer, *, most: int, around: Iterable[str] | None = None) 
         nodes = nodes.filter(
             leaf__parent__in=Domain.objects.filter(children__leaf_nodes__name__in=list(around))
         )
-    rows = list(
-        nodes.order_by("leaf__parent__name", "leaf__name", "name").values_list(  # type: ignore[misc]  # annotated
-            "id",
-            "name",
-            "leaf__parent__name",
-            "leaf__name",
-            "health",
-            "n_devices",
-            "claimed",
-            "accelerator_type__name",
-        )[: most + 1]
-    )
-    if len(rows) > most:
-        return None
-    return tuple(MapNode(id, name, spine or "", *rest) for id, name, spine, *rest in rows)
+    return _map_nodes(nodes, "leaf", most)
 
 
 def accelerator_type_names() -> list[str]:

@@ -33,6 +33,8 @@ def paths(site: Site) -> dict[str, str]:
         "job events": f"/jobs/{f.running.pk}/events/",
         "nodes": "/nodes/",
         "node": f"/nodes/{f.nodes[0].name}/",
+        "hall": "/nodes/halls/Hall A/",
+        "spine": "/nodes/spines/SG-1/",
         "moves": "/moves/",
         "node failed": f"/nodes/{f.nodes[7].name}/",
         "clusters": "/settings/clusters/",

@@ -72,6 +72,10 @@ def addresses(facility: Facility) -> dict[str, str]:
     found["team-quota"] = reverse("dashboard:team-quota", args=team)
     found["node"] = reverse("dashboard:node", args=[facility.nodes[0].name])
     found["node-part"] = reverse("dashboard:node-part", args=[facility.nodes[0].name])
+    for name in ("hall", "hall-part"):
+        found[name] = reverse(f"dashboard:{name}", args=["Hall A"])
+    for name in ("spine", "spine-part"):
+        found[name] = reverse(f"dashboard:{name}", args=["SG-1"])
     found["pass"] = reverse("dashboard:pass", args=[facility.last_pass.pk])
     for tab in ("queued", "running", "paused", "held", "finished"):
         found[f"queue {tab}"] = f"{found['queue']}?state={tab}"
@@ -81,7 +85,7 @@ def addresses(facility: Facility) -> dict[str, str]:
 PARTS = {
     *("figures", "attention", "teams", "pulse", "queue-head", "queue-rows", "node-map", "node-list"),
     *("passes-list", "job-head", "job-actions", "job-body", "node-part", "hours", "halls", "idle-jobs"),
-    *("power-figures", "power-tree", "power-events-part"),
+    *("power-figures", "power-tree", "power-events-part", "hall-part", "spine-part"),
 }
 
 
@@ -983,3 +987,33 @@ def test_a_recall_by_who_leads_both_sides_keeps_the_notice_and_says_so(facility:
     client.post(path, {**team, "team": facility.vision.name})
     loan.refresh_from_db()
     assert loan.end_at <= clock.now()
+
+
+@pytest.mark.parametrize(
+    ("sort", "name", "lines"), [("halls", "Hall A", ["A1-01"]), ("spines", "SG-1", ["L01", "L02"])]
+)
+def test_a_hall_and_a_spine_group_are_shown_node_by_node(
+    facility: Facility, sort: str, name: str, lines: list[str]
+) -> None:
+    page = signed_in(facility.viewer).get(f"/nodes/{sort}/{name}/")
+
+    assert [leaf.name for _, leaf in page.context["leaves"]] == lines
+    facts = {key: page.context[key] for key in ("n_nodes", "n_devices", "n_out")}
+    assert facts == {"n_nodes": 8, "n_devices": 64, "n_out": 1}
+    assert (
+        page.context["claimed"]
+        == Device.objects.filter(node__name__startswith="l0", claimed_share__gt=0).count()
+    )
+    assert f'href="/nodes/{facility.nodes[7].name}/"' in page.content.decode()
+
+
+@pytest.mark.parametrize("path", ["halls/SG-1", "spines/Hall%20A", "halls/nowhere", "halls/a%00b"])
+def test_what_is_no_hall_or_spine_group_has_no_page(facility: Facility, path: str) -> None:
+    assert signed_in(facility.viewer).get(f"/nodes/{path}/").status_code == 404
+
+
+def test_maps_lead_to_the_pages_of_their_halls_and_groups(facility: Facility) -> None:
+    client = signed_in(facility.viewer)
+
+    assert 'href="/nodes/halls/Hall%20A/"' in client.get("/parts/halls/").content.decode()
+    assert 'href="/nodes/spines/SG-1/"' in client.get("/nodes/").content.decode()

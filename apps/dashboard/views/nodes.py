@@ -1,6 +1,7 @@
 """Nodes: what there is, what is out of service and why, and one node with what it runs."""
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 from django import forms
@@ -18,7 +19,7 @@ from apps.dashboard.views.common import PAGE_SIZE, act, page, part, viewer_of
 from apps.events import selectors as events
 from apps.inventory import selectors as inventory
 from apps.inventory import services
-from apps.inventory.models import Health, Node
+from apps.inventory.models import Domain, DomainKind, Health, Node
 from apps.scheduling import board
 from apps.scheduling import policies as scheduling_policies
 from apps.scheduling import selectors as scheduling
@@ -27,6 +28,11 @@ from apps.teams.models import User
 
 _MOST_MAP_NODES: Final = 1000
 _OUT: Final = "out"
+# What a page shows node by node: the domains of the power tree that hold rows or racks, or the groups of leaves.
+_FLOORS: Final = {
+    "hall": (DomainKind.FACILITY, DomainKind.HALL, DomainKind.ROW, DomainKind.RACK),
+    "spine": (DomainKind.SPINE, DomainKind.LEAF),
+}
 _HISTORY: Final = timedelta(hours=24)
 _HEALTHS: Final = [
     ("", "Any state"),
@@ -108,6 +114,42 @@ def _list(request: HttpRequest, viewer: User, form: FilterForm) -> dict[str, Any
         rows = rows.filter(health__in=(Health.FAILED, Health.DRAINED, Health.DRAINING))
     found = slice_of(rows, order=("name",), after=request.GET.get("after", ""), size=PAGE_SIZE)
     return {"rows": found.rows, "found": found, "is_filtered": any(chosen.values())}
+
+
+@page
+@require_GET
+def floor(request: HttpRequest, name: str, sort: str) -> HttpResponse:
+    """One hall by row and rack, or one spine group by leaf, node by node."""
+    found = inventory.domain_named(name, _FLOORS[sort])
+    return render(request, "dashboard/pages/floor.html", _floor(viewer_of(request), found, sort))
+
+
+@page
+@require_GET
+def floor_part(request: HttpRequest, name: str, sort: str) -> HttpResponse:
+    found = inventory.domain_named(name, _FLOORS[sort])
+    version = (events.latest_event_id(),)
+    return part(
+        request, "dashboard/parts/floor.html", version, lambda: _floor(viewer_of(request), found, sort)
+    )
+
+
+def _floor(viewer: User, found: Domain, sort: str) -> dict[str, Any]:
+    rows = inventory.floor_map(viewer, found, most=_MOST_MAP_NODES)
+    words_of = {"page": "", "nameless": found.name} if sort == "hall" else {"page": ""}
+    spines = spines_of(rows, **words_of) if rows else ()
+    leaves = [(spine, leaf) for spine in spines for leaf in spine.leaves]
+    return {
+        "domain": found,
+        "sort": sort,
+        "spines": spines,
+        "leaves": leaves,
+        "is_map_too_large": rows is None,
+        "n_nodes": len(rows or ()),
+        "n_devices": sum(leaf.n_devices for _, leaf in leaves),
+        "claimed": sum((leaf.claimed for _, leaf in leaves), Decimal(0)),
+        "n_out": sum(leaf.n_out for _, leaf in leaves),
+    }
 
 
 @page
