@@ -10,7 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # The checks run as a site in production would.
 PRODUCTION := SECRET_KEY=made-for-the-check-only-0123456789-abcdefghijklmnopqrstuvwxyz ALLOWED_HOSTS=switchyard.example
 
-.PHONY: help up test slurm-demo check fuzz format lock clean
+.PHONY: help up test test-kubernetes slurm-demo check fuzz format lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -20,6 +20,10 @@ up: .venv/run.stamp ## run everything at http://127.0.0.1:8000 until Ctrl-C (POR
 
 test: .venv/dev.stamp ## the whole test suite on a throw-away PostgreSQL (ARGS="-k word" to choose)
 	$(PY) -m pytest -n auto $(ARGS)
+
+test-kubernetes: .venv/dev.stamp ## what the double of Kubernetes is held against, asked of the cluster that KUBECONFIG names
+	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG must name a cluster; a namespace is made there and removed." >&2; exit 1; }
+	$(PY) -m pytest apps/execution/tests/test_kubernetes_sequences.py $(ARGS)
 
 slurm-demo: .venv/run.stamp ## a real Slurm of 8 nodes, connected, and a gang on it (root; ARGS=--once ends after that)
 	@exec $(PY) -m scripts.slurm_demo --port $(PORT) $(ARGS)

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ class Refused(Exception):
         self.code, self.reason, self.message = code, reason, message
 
 
-def stamp() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def stamp(ahead_s: float = 0.0) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=ahead_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Double:
@@ -254,7 +254,7 @@ class Double:
             wanted = 0
         if meta.get("deletionTimestamp") and meta["deletionGracePeriodSeconds"] <= wanted:
             return pod
-        meta["deletionTimestamp"], meta["deletionGracePeriodSeconds"] = stamp(), wanted
+        meta["deletionTimestamp"], meta["deletionGracePeriodSeconds"] = stamp(wanted), wanted
         if meta["uid"] in self._kill_at:
             self._kill_at[meta["uid"]] = min(self._kill_at[meta["uid"]], time.monotonic() + wanted)
         self._save("pods", pod)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
@@ -131,9 +133,10 @@ def test_the_exit_code_of_the_rank_that_failed_is_told(hall: Hall) -> None:
     script = '#!/bin/sh\n[ "$SWITCHYARD_RANK" = 1 ] && exit 7\nsleep 600\n'
     made = hall.submit(script, replicas=2, devices=1)
 
-    done = hall.until(made, State.FAILED)
-
-    run = KubernetesRun.objects.filter(job_id=done.pk).latest("fence")
+    # It is tried again after that: what counts is the first attempt.
+    ended = KubernetesRun.objects.filter(job_id=made.pk, fence=1, ended_at__isnull=False)
+    hall.tick_until(ended.exists)
+    run = ended.get()
     assert (run.reason, run.exit_code) == (EndReason.EXITED, 7)
 
 
@@ -217,6 +220,16 @@ def test_an_evicted_rank_ends_its_gang_as_lost_and_it_begins_again(hall: Hall) -
     hall.tick_until(lambda: Allocation.objects.filter(job=made, ended_at=None, fence=2).exists())
     assert KubernetesRun.objects.get(job_id=made.pk, fence=1).reason == EndReason.LOST
     hall.until(made, State.RUNNING)
+
+
+def test_a_rank_that_somebody_deleted_is_no_success_and_no_failure_of_its_job(hall: Hall) -> None:
+    script = 'trap "exit 0" TERM; while :; do sleep 0.1; done'
+    hall.backend.launch([shell(script)], at=now())
+    wait_for(hall.backend, RunState.RUNNING)
+
+    hall.double.delete("pods", "default", hall.pods()[0]["metadata"]["name"], {})
+
+    assert wait_for(hall.backend, RunState.ENDED).reason == EndReason.LOST
 
 
 def test_a_rank_on_a_node_that_answers_nobody_is_not_over(hall: Hall) -> None:
@@ -334,3 +347,38 @@ def test_what_does_not_answer_is_not_connected(tmp_path: Path) -> None:
         )  # fmt: skip
 
     assert not Cluster.objects.filter(name="east").exists()
+
+
+def test_the_rights_of_the_manifest_are_enough(hall: Hall) -> None:
+    asked = hall.double.requests
+    asked.clear()
+    hall.backend.launch([shell("echo begun; sleep 600", time_limit_s=500.0)], at=now())
+    wait_for(hall.backend, RunState.RUNNING)
+    hall.backend.set_limits({1: 400.0}, at=now())
+    hall.backend.stop([stop(grace_s=1)], at=now())
+    wait_for(hall.backend, RunState.ENDED)
+    hall.backend.drain("n1", "fans")
+    hall.backend.resume("n1")
+    hall.backend.survey(at=now())
+
+    granted = set()
+    for one in yaml.safe_load_all((settings.BASE_DIR / "deploy" / "kubernetes-rights.yaml").read_text()):
+        for rule in one.get("rules", []):
+            granted |= {
+                (one["kind"], resource, verb) for resource in rule["resources"] for verb in rule["verbs"]
+            }
+    assert {right for request in asked if (right := right_of(*request)) is not None} <= granted
+
+
+def right_of(method: str, path: str) -> tuple[str, str, str] | None:
+    """The kind of role, resource and verb that a request needs."""
+    if path.startswith("/version"):
+        return None  # open to all who are known
+    parts = path.split("/v1/")[1].split("/")
+    kind = "ClusterRole"
+    if parts[0] == "namespaces":
+        kind, parts = "Role", parts[2:]
+    resource = f"{parts[0]}/{parts[2]}" if len(parts) > 2 else parts[0]
+    if method == "GET":
+        return kind, resource, "get" if len(parts) > 1 else "list"
+    return kind, resource, {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]

@@ -46,6 +46,7 @@ from apps.execution.kubernetes_models import KubernetesLog, KubernetesRun
 
 _LOCK_CLASS: Final = 0x51A3  # first half of an advisory key; the second is the cluster's id
 OUR_CORDON: Final = f"{writing.DOMAIN}/cordon"
+LEAVING_FOR: Final = timedelta(seconds=5)  # then a pod that nobody of us told to leave was taken away
 LOG_LIMIT_BYTES: Final = 4 * 2**20  # of each rank
 _REFUSALS: Final = ("OutOf", "NodeAffinity", "UnexpectedAdmissionError", "NodeShutdown")
 
@@ -223,7 +224,7 @@ class KubernetesBackend:
                 self._settle(wire, row, job, pods, at)
                 self._clear(wire, job, pods, row)
             return
-        self._note_loss(row, job, pods)
+        self._note_loss(row, job, pods, at)
         if _is_overdue(row, at):
             _ask(row, row.grace_s, at, is_overtime=True)
         if row.stop_asked_at is not None or row.lost_because:
@@ -250,20 +251,23 @@ class KubernetesBackend:
             row.save(update_fields=["started_at"])
 
     @staticmethod
-    def _note_loss(row: KubernetesRun, job: Item, pods: Sequence[Item]) -> None:
+    def _note_loss(row: KubernetesRun, job: Item, pods: Sequence[Item], at: datetime) -> None:
         """A gang that lost a rank to the facility is ended whole; where it goes next is not the cluster's to say."""
         if row.lost_because or row.stop_asked_at is not None:
             return
+        if writing.has_condition(job, "FailureTarget", "SuccessCriteriaMet"):
+            return  # its own end is under way
         why = ""
         if is_leaving(job):
             why = "Its Job was deleted in Kubernetes."
         elif row.aimed_at is not None and job["spec"].get("suspend"):
             why = "Its Job was suspended in Kubernetes."
         for pod in pods:
-            node = pod["spec"].get("nodeName", "")
-            if writing.has_condition(pod, "DisruptionTarget") or (is_leaving(pod) and not why):
-                why = f"Kubernetes took a rank of it away from {node or 'the queue'}."
-            elif row.aimed_at is not None and is_gated(pod):
+            # A Job that fails takes its other pods away a moment before it says so.
+            is_taken = is_leaving(pod) and at - writing.asked_to_leave_at(pod) > LEAVING_FOR
+            if writing.has_condition(pod, "DisruptionTarget") or (is_taken and not why):
+                why = _taken_away(pod)
+            elif row.aimed_at is not None and is_gated(pod) and not why:
                 why = "A rank of it was lost."
         if why:
             row.lost_because = why[:500]
@@ -316,12 +320,16 @@ class KubernetesBackend:
         for pod in pods:
             if pod["spec"].get("nodeName") and writing.started_at(pod) is not None:
                 self._keep_log(row, writing.rank_of(pod), wire.log(pod, LOG_LIMIT_BYTES))
-        codes = [code for pod in sorted(pods, key=_by_end) if (code := writing.exit_code_of(pod)) is not None]
-        bad = next((code for code in codes if code), None)
+        codes = [(pod, code) for pod in pods if (code := writing.exit_code_of(pod)) is not None]
+        # What failed by itself says more than what was ended because of it.
+        own = next((code for pod, code in codes if code and not is_leaving(pod)), None)
+        bad = next((code for _, code in codes if code), None) if own is None else own
+        taken = next((_taken_away(pod) for pod in pods if is_leaving(pod)), "")
+        refusal = next(filter(None, map(_refusal, pods)), "")
         conditions = {} if job is None else _reasons(job)
-        if row.stop_asked_at is not None and not {"Complete", "Failed"} & set(conditions):
-            has_begun = row.started_at is not None or bool(codes)
-            if not has_begun:
+        is_done = "Complete" in conditions or "Failed" in conditions
+        if row.stop_asked_at is not None and not is_done:
+            if row.started_at is None and not codes:
                 self._close(row, at, EndReason.NEVER_STARTED)
                 return
             reason = EndReason.TIME_LIMIT if row.is_overtime else EndReason.STOPPED
@@ -330,10 +338,13 @@ class KubernetesBackend:
             self._close(row, at, EndReason.LOST, message=row.lost_because)
         elif conditions.get("Failed") == "DeadlineExceeded":
             self._close(row, at, EndReason.TIME_LIMIT, exit_code=bad or 143)
+        elif refusal and own is None:
+            self._close(row, at, EndReason.START_FAILED, message=refusal)
+        elif taken and own is None:
+            # Somebody deleted a pod of it. What left with 0 then counts as completed there, and is not.
+            self._close(row, at, EndReason.LOST, message=taken)
         elif "Complete" in conditions:
             self._close(row, at, EndReason.EXITED, exit_code=0)
-        elif (refusal := next(filter(None, map(_refusal, pods)), "")) and bad is None:
-            self._close(row, at, EndReason.START_FAILED, message=refusal)
         else:
             self._close(row, at, EndReason.EXITED, exit_code=1 if bad is None else bad)
 
@@ -613,9 +624,8 @@ def _reasons(job: Item) -> dict[str, str]:
     return {one["type"]: one.get("reason", "") for one in found if one["status"] == "True"}
 
 
-def _by_end(pod: Item) -> tuple[bool, int]:
-    """Those first that ended before they were told to: what failed says more than what was ended because of it."""
-    return is_leaving(pod), writing.rank_of(pod)
+def _taken_away(pod: Item) -> str:
+    return f"Kubernetes took a rank of it away from {pod['spec'].get('nodeName') or 'the queue'}."
 
 
 def _refusal(pod: Item) -> str:

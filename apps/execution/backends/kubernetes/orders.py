@@ -10,7 +10,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from apps.core.errors import OutsideError
@@ -26,9 +26,11 @@ KEPT: Final = f"{DOMAIN}/read"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 # The cluster's own limit is for when nobody of us is there: ours is kept to the second by the backend.
 _SPARE_S: Final = 120
-# A process without a handler ignores SIGTERM when it is the first of its container: this one hands it on.
+# A process without a handler ignores SIGTERM when it is the first of its container: this one hands it on, and
+# keeps what the shell says of that out of the log.
 _MINDER: Final = """
 "$@" & child=$!
+exec >/dev/null 2>&1
 trap 'kill -TERM $child 2>/dev/null' TERM
 wait $child; code=$?
 while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
@@ -210,6 +212,13 @@ def is_gated(pod: Mapping[str, Any]) -> bool:
 
 def is_leaving(item: Mapping[str, Any]) -> bool:
     return bool(item["metadata"].get("deletionTimestamp"))
+
+
+def asked_to_leave_at(pod: Mapping[str, Any]) -> datetime:
+    """When its deletion was asked for: Kubernetes writes down when its grace is over."""
+    meta = pod["metadata"]
+    grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
+    return datetime.fromisoformat(meta["deletionTimestamp"]) - grace
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:
