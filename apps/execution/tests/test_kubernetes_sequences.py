@@ -169,7 +169,7 @@ def told(kind: str, what: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Watched]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Watched]:
     if os.environ.get("KUBECONFIG"):
         api = config.new_client_from_config()
         name = f"switchyard-{uuid.uuid4().hex[:8]}"
@@ -178,13 +178,19 @@ def cluster() -> Iterator[Watched]:
         yield Watched(api, name, is_real=True)
         core.delete_namespace(name)
         return
-    double = Double().up()
+    double = request.getfixturevalue("double")
+    yield Watched(client.ApiClient(client.Configuration(host=double.url)), "default", is_real=False)
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    made = Double().up()
     for node in ("n1", "n2", "n3", "n4"):
-        double.add_node(node)
+        made.add_node(node)
     try:
-        yield Watched(client.ApiClient(client.Configuration(host=double.url)), "default", is_real=False)
+        yield made
     finally:
-        double.down()
+        made.down()
 
 
 def suspend(cluster: Watched, name: str, value: bool = True) -> None:
@@ -353,3 +359,30 @@ def test_a_pod_that_is_aimed_cannot_be_aimed_again(cluster: Watched) -> None:
     assert "t-aim" not in [
         one.metadata.name for one in cluster.core.list_namespaced_pod(cluster.namespace).items
     ]
+
+
+def lines_of(cluster: Watched, **how: Any) -> list[dict[str, Any]]:
+    answer = cluster.core.list_namespaced_pod(
+        cluster.namespace, watch=True, timeout_seconds=2, _preload_content=False, **how
+    )
+    return [json.loads(line) for line in answer.data.splitlines()]
+
+
+def test_a_quiet_watch_ends_with_a_bookmark(cluster: Watched) -> None:
+    found = cluster.core.list_namespaced_pod(cluster.namespace)
+
+    *_, last = lines_of(cluster, resource_version=found.metadata.resource_version, allow_watch_bookmarks=True)
+
+    assert last["type"] == "BOOKMARK"
+    assert int(last["object"]["metadata"]["resourceVersion"]) >= int(found.metadata.resource_version)
+
+
+def test_a_watch_from_a_version_that_was_compacted_is_told_so(double: Double) -> None:
+    watched = Watched(client.ApiClient(client.Configuration(host=double.url)), "default", is_real=False)
+    before = watched.core.list_node().metadata.resource_version
+    double.add_node("n9")
+    double.compact()
+
+    (line,) = lines_of(watched, resource_version=before)
+
+    assert (line["type"], line["object"]["code"], line["object"]["reason"]) == ("ERROR", 410, "Expired")

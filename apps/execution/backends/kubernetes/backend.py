@@ -12,14 +12,13 @@ hangs on having watched at the right moment.
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from django.db import connection, transaction
-from django.db.models import Max
+from django.db import transaction
 
 from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
@@ -38,13 +37,13 @@ from apps.execution.backends.base import (
     Survey,
     SurveyedNode,
 )
+from apps.execution.backends.kept import KeptRuns
 from apps.execution.backends.kubernetes import orders as writing
 from apps.execution.backends.kubernetes.orders import KEPT, MARK, is_gated, is_leaving, is_over
 from apps.execution.backends.kubernetes.wire import Address, Item, NoAnswer, Wire
 from apps.execution.backends.local import n_bytes_of_a_cut_character
 from apps.execution.kubernetes_models import KubernetesLog, KubernetesRun
 
-_LOCK_CLASS: Final = 0x51A3  # first half of an advisory key; the second is the cluster's id
 OUR_CORDON: Final = f"{writing.DOMAIN}/cordon"
 LEAVING_FOR: Final = timedelta(seconds=5)  # then a pod that nobody of us told to leave was taken away
 LOG_LIMIT_BYTES: Final = 4 * 2**20  # of each rank
@@ -63,8 +62,11 @@ class Place:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-class KubernetesBackend:
+class KubernetesBackend(KeptRuns[KubernetesRun]):
     """One Kubernetes."""
+
+    _runs = KubernetesRun
+    _lock_class = 0x51A3
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -131,17 +133,9 @@ class KubernetesBackend:
             for stop in stops:
                 row = rows.get(stop.allocation_id)
                 if row is None:
-                    KubernetesRun.objects.create(
-                        cluster_id=self._cluster_id,
-                        allocation_id=stop.allocation_id,
-                        job_id=stop.job_id,
-                        fence=stop.fence,
-                        claimed_at=at,
-                        ended_at=at,
-                        reason=EndReason.NEVER_STARTED,
-                    )
+                    self._mark(stop, at)
                 elif row.ended_at is None and row.fence == stop.fence:
-                    _ask(row, stop.grace_s, at)
+                    self._ask(row, stop.grace_s, at)
                     asked.append(row)
         if asked:
             self._look(asked, at)
@@ -225,8 +219,8 @@ class KubernetesBackend:
                 self._clear(wire, job, pods, row)
             return
         self._note_loss(row, job, pods, at)
-        if _is_overdue(row, at):
-            _ask(row, row.grace_s, at, is_overtime=True)
+        if self._is_overdue(row, at):
+            self._ask(row, row.grace_s, at, is_overtime=True)
         if row.stop_asked_at is not None or row.lost_because:
             self._end_it(wire, row, job, pods, at)
         elif not writing.has_condition(job, "FailureTarget", "SuccessCriteriaMet"):
@@ -391,11 +385,6 @@ class KubernetesBackend:
                 raise
             except OutsideError:
                 return
-
-    def forget(self, allocation_ids: Sequence[int]) -> None:
-        KubernetesRun.objects.filter(
-            cluster=self._cluster_id, allocation_id__in=allocation_ids, ended_at__isnull=False
-        ).update(is_forgotten=True)
 
     # Logs
 
@@ -565,30 +554,6 @@ class KubernetesBackend:
         finally:
             wire.close()
 
-    def _rows(self, allocation_ids: Collection[int]) -> dict[int, KubernetesRun]:
-        rows = KubernetesRun.objects.filter(cluster=self._cluster_id, allocation_id__in=allocation_ids)
-        return {row.allocation_id: row for row in rows}
-
-    def _newest_fences(self, job_ids: Collection[int]) -> dict[int, int]:
-        rows = KubernetesRun.objects.filter(cluster=self._cluster_id, job_id__in=job_ids)
-        return dict(rows.values_list("job_id").annotate(Max("fence")))
-
-    def _lock(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK_CLASS, self._cluster_id])
-
-
-def _ask(row: KubernetesRun, grace_s: float, at: datetime, *, is_overtime: bool = False) -> None:
-    """Write down that it is to end, and when by force. The earliest force counts."""
-    force_at = at + timedelta(seconds=grace_s)
-    if row.stop_asked_at is None:
-        row.stop_asked_at, row.force_at, row.is_overtime = at, force_at, is_overtime
-    elif row.force_at is None or force_at < row.force_at:
-        row.force_at = force_at
-    else:
-        return
-    row.save(update_fields=["stop_asked_at", "force_at", "is_overtime"])
-
 
 def _seen(row: KubernetesRun) -> Seen:
     if row.ended_at is not None:
@@ -610,12 +575,6 @@ def _seen(row: KubernetesRun) -> Seen:
         message=row.message,
         nodes_at_fault=tuple(row.nodes_at_fault),
     )
-
-
-def _is_overdue(row: KubernetesRun, at: datetime) -> bool:
-    if row.stop_asked_at is not None or row.started_at is None or row.time_limit_s is None:
-        return False
-    return row.started_at + timedelta(seconds=row.time_limit_s) <= at
 
 
 def _reasons(job: Item) -> dict[str, str]:

@@ -14,7 +14,8 @@ from kubernetes import client
 from apps.core.errors import OutsideError
 
 PATIENCE_S: Final = 20.0
-_REFUSED_FOR_GOOD: Final = frozenset({400, 401, 403, 422})
+# Not 401 and 403: tokens run out and are changed, quotas of a namespace are full for a while.
+_REFUSED_FOR_GOOD: Final = frozenset({400, 422})
 
 Item = dict[str, Any]
 

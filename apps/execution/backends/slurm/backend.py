@@ -23,8 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from django.db import connection, transaction
-from django.db.models import Max
+from django.db import transaction
 
 from apps.core import clock
 from apps.core.errors import OutsideError
@@ -46,6 +45,7 @@ from apps.execution.backends.base import (
     Survey,
     SurveyedNode,
 )
+from apps.execution.backends.kept import KeptRuns
 from apps.execution.backends.local import n_bytes_of_a_cut_character
 from apps.execution.backends.slurm import orders as writing
 from apps.execution.backends.slurm import states
@@ -63,7 +63,6 @@ from apps.execution.backends.slurm.wire import (
 )
 from apps.execution.slurm_models import SlurmRun
 
-_LOCK_CLASS: Final = 0x51A2  # first half of an advisory key; the second is the cluster's id
 OUR_DRAIN: Final = "Switchyard:"  # reasons of drains in Slurm that we asked for
 MISSED_FOR: Final = timedelta(seconds=10)  # then a job that Slurm does not know is lost
 ROOMS_KEPT_S: Final = 30.0  # how nodes are built changes seldom
@@ -104,8 +103,11 @@ _rooms: dict[tuple[int, Address], _Rooms] = defaultdict(_Rooms)
 _built: dict[tuple[int, Address], _Built] = defaultdict(_Built)
 
 
-class SlurmBackend:
+class SlurmBackend(KeptRuns[SlurmRun]):
     """One Slurm."""
+
+    _runs = SlurmRun
+    _lock_class = 0x51A2
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -241,29 +243,6 @@ class SlurmBackend:
             with self._wire() as wire:
                 self._urge(wire, asked, at)
 
-    def _mark(self, stop: StopOrder, at: datetime) -> None:
-        SlurmRun.objects.create(
-            cluster_id=self._cluster_id,
-            allocation_id=stop.allocation_id,
-            job_id=stop.job_id,
-            fence=stop.fence,
-            claimed_at=at,
-            ended_at=at,
-            reason=EndReason.NEVER_STARTED,
-        )
-
-    @staticmethod
-    def _ask(row: SlurmRun, grace_s: float, at: datetime, *, is_overtime: bool = False) -> None:
-        """Write down that it is to end, and when by force. The earliest force counts."""
-        force_at = at + timedelta(seconds=grace_s)
-        if row.stop_asked_at is None:
-            row.stop_asked_at, row.force_at, row.is_overtime = at, force_at, is_overtime
-        elif row.force_at is None or force_at < row.force_at:
-            row.force_at = force_at
-        else:
-            return
-        row.save(update_fields=["stop_asked_at", "force_at", "is_overtime"])
-
     def _urge(self, wire: Wire, rows: Sequence[SlurmRun], at: datetime) -> None:
         """Carry out the stops of runs that have not ended: take back, signal, cancel."""
         waiting, polite, forced = [], [], []
@@ -386,7 +365,7 @@ class SlurmBackend:
         held = [line.id for line in live if line.state == "PENDING" and line.reason in states.HELD]
         if held and row.stop_asked_at is None and len(held) == len(live):
             self._let_go(wire, held)  # whoever wrote down the number did not come to it
-        if _is_overdue(row, at):
+        if self._is_overdue(row, at):
             with transaction.atomic():
                 self._ask(row, row.grace_s, at, is_overtime=True)
 
@@ -506,11 +485,6 @@ class SlurmBackend:
             message=row.message,
             nodes_at_fault=tuple(row.nodes_at_fault),
         )
-
-    def forget(self, allocation_ids: Sequence[int]) -> None:
-        SlurmRun.objects.filter(
-            cluster=self._cluster_id, allocation_id__in=allocation_ids, ended_at__isnull=False
-        ).update(is_forgotten=True)
 
     # The shared folder
 
@@ -655,18 +629,6 @@ class SlurmBackend:
         finally:
             wire.close()
 
-    def _rows(self, allocation_ids: Collection[int]) -> dict[int, SlurmRun]:
-        rows = SlurmRun.objects.filter(cluster=self._cluster_id, allocation_id__in=allocation_ids)
-        return {row.allocation_id: row for row in rows}
-
-    def _newest_fences(self, job_ids: Collection[int]) -> dict[int, int]:
-        rows = SlurmRun.objects.filter(cluster=self._cluster_id, job_id__in=job_ids)
-        return dict(rows.values_list("job_id").annotate(Max("fence")))
-
-    def _lock(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCK_CLASS, self._cluster_id])
-
 
 def _uses(line: JobLine, held: Sequence[tuple[str, str]], gpus: Mapping[str, Gpus]) -> Iterator[ForeignUse]:
     for node, gres in held:
@@ -704,12 +666,6 @@ def _checks(asked: ProbedNode, line: NodeLine | None) -> tuple[NodeCheck, ...]:
 
 def _ids(rows: Sequence[SlurmRun]) -> list[int]:
     return [slurm_id for row in rows for slurm_id in row.slurm_ids]
-
-
-def _is_overdue(row: SlurmRun, at: datetime) -> bool:
-    if row.stop_asked_at is not None or row.started_at is None or row.time_limit_s is None:
-        return False
-    return row.started_at + timedelta(seconds=row.time_limit_s) <= at
 
 
 def _is_due_again(row: SlurmRun, at: datetime) -> bool:
