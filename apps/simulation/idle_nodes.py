@@ -52,9 +52,14 @@ class IdleNodes:
         rest = float(facility.idle_w[node]) + int(facility.n_devices[node]) * kind.idle_w
         return max(0.0, rest - self._sim.world.node_rows[node].off_w)
 
-    def under_w(self, domain: int) -> float:
-        """What nodes that are off do not draw in a domain, though a planner counts them as if they were on."""
-        return sum(self.rest_w(node) for node in self.off if domain in self._of.chain(node))
+    def under_w(self, domain: int, *, is_going_too: bool = False) -> float:
+        """What nodes that are off do not draw in a domain, though a planner counts them as if they were on.
+
+        Args:
+            is_going_too: Also those that are on their way there: nothing starts on them any more.
+        """
+        some = self.off | self._going.keys() if is_going_too else self.off
+        return sum(self.rest_w(node) for node in sorted(some) if domain in self._of.chain(node))
 
     def switch_off(self, node: int, due: Fraction, event: str) -> None:
         """From now on nobody starts on it."""

@@ -10,7 +10,7 @@ rebound limit.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final
 
 from apps.power.curtailment.facts import (
@@ -44,6 +44,7 @@ MINUTE_S: Final = Fraction(60)
 DWELL_S: Final = Fraction(300)  # where models are off, no plan is made anew within so long without a cause
 NEAR: Final = 1e-3  # of a target: a reading that passes it by less is not answered
 CLOSE_W: Final = 1e-6
+MOST_STEPS: Final = 240  # of a ramp that are told ahead
 KEPT: Final = 20_000  # candidates that are not worked out again
 
 
@@ -168,26 +169,96 @@ class Response:
         return self._limited[2]
 
     def ahead(self) -> tuple[tuple[LimitChange, ...], tuple[CapChange, ...]]:
-        """What is known of events of which notice was given and for which nothing was done yet: the targets that will
-        bind, and the caps with which they will be met. What has begun is in `limited` already."""
+        """What is known to come of events of which notice was given: how the limits that they set fall and rise again,
+        and what jobs draw then. What holds now is in `limited` already."""
         now = self.sim.agenda.now
-        known = [e for e in self.events.values() if e.state == "notified" and e.start > now]
-        if not known:
-            return (), ()
+        live = [event for event in self.events.values() if self._says_something(event, now)]
         limits: list[LimitChange] = []
-        for domain in sorted({event.domain for event in known}):
-            some = [event for event in known if event.domain == domain]
-            limit_w = self.limited(self.sim.facility).domains[domain].limit_w
-            for mark in sorted({mark for event in some for mark in (event.start, event.end)}):
-                targets = [event.target_w for event in some if event.start <= mark < event.end]
-                limits.append(LimitChange(float(mark), domain, min([limit_w, *targets])))
-        first = min(known, key=lambda event: event.start)
-        caps: list[CapChange] = []
-        for life, option in self._decided(first.start):
-            job_id = life.gang.id
-            caps.append(CapChange(float(first.start), job_id, self._share_of(life, option)))
-            caps.append(CapChange(float(first.end), job_id, life.own_cap))
-        return tuple(limits), tuple(caps)
+        for domain in sorted({event.domain for event in live}):
+            some = [event for event in live if event.domain == domain]
+            base_w = self.sim.facility.domains[domain].limit_w
+            off_w = self.facility.domains[domain].overhead_k * self.nodes.under_w(domain, is_going_too=True)
+            last_w = self.limited(self.sim.facility).domains[domain].limit_w
+            for mark in sorted({mark for event in some for mark in self._marks_of(event) if mark > now}):
+                told_w = min(self._limit_then_w(event, mark) for event in some)
+                # Nodes that are off until then draw less than a planner counts; afterwards they come back.
+                if any(event in some for event in self._binding(mark)):
+                    told_w += off_w
+                limit_w = min(base_w, told_w)
+                if limit_w != last_w:
+                    limits.append(LimitChange(float(mark), domain, limit_w))
+                last_w = limit_w
+        return tuple(limits), tuple(self._caps_ahead(now))
+
+    def _caps_ahead(self, now: Fraction) -> Iterator[CapChange]:
+        """What jobs will draw: as it would be decided now for whatever binds, and as before once nothing does."""
+        bind = [e for e in self.events.values() if e.released_at is None and not e.is_over and e.end > now]
+        marks = {event.start for event in bind if event.start > now} | {event.end for event in bind}
+        told: dict[int, float] = {}
+        for mark in sorted(marks):
+            shares: dict[int, float] = {}
+            at = mark
+            if self._binding(mark):
+                problem, lives = self.problem(mark)
+                chosen = self.solve(problem).chosen(problem)
+                for life in lives:
+                    option = chosen.get(life.job.index)
+                    shares[life.job.index] = life.own_cap if option is None else self._share_of(life, option)
+            else:
+                at = max(self._full_at(event) for event in bind if event.end <= mark)
+            for index in sorted(self.sim.running):
+                life = self.sim.lives[index]
+                before = told.get(index, life.cap)
+                share = shares.get(index, life.own_cap)
+                if life.kind != NONE and share != before:
+                    told[index] = share
+                    yield CapChange(float(at), life.gang.id, share)
+
+    def _says_something(self, event: Event, now: Fraction) -> bool:
+        """Whether an event limits its domain now, or will."""
+        if event.released_at is None:
+            return not event.is_over  # else called off before it did anything
+        is_free = self._ramp(event) is None or event.is_settled
+        return not is_free or now < event.released_at + exact(self.sim.policy_row.rebound_s)
+
+    def _marks_of(self, event: Event) -> list[Fraction]:
+        """When what an event leaves its domain changes."""
+        over_at = event.end if event.released_at is None else event.released_at
+        marks = [event.start, over_at, over_at + exact(self.sim.policy_row.rebound_s)]
+        ramp = self._ramp(event)
+        if ramp is not None and not event.is_settled:
+            from_at, from_w = self._rises_from(event)
+            step_w = self.facility.domains[event.domain].overhead_k * ramp * float(MINUTE_S)
+            full_w = min(self.sim.facility.domains[event.domain].limit_w, event.full_w)
+            n = ceil(max(0.0, full_w - self._meter_w(event.domain, from_w)) / step_w) if step_w else 0
+            marks += [from_at + i * MINUTE_S for i in range(1, min(n, MOST_STEPS) + 1)]
+        return marks
+
+    def _rises_from(self, event: Event) -> tuple[Fraction, float]:
+        """Since when, and from which IT load on, the ramp counts. Until the event is over: at the least its target."""
+        if event.released_at is not None:
+            return event.ceiling_at, event.ceiling_w
+        return event.end, self._it_w(event.domain, event.target_w)
+
+    def _full_at(self, event: Event) -> Fraction:
+        """When all that was slowed for an event can have its power back."""
+        rebound_at = event.end + exact(self.sim.policy_row.rebound_s)
+        return max((mark for mark in self._marks_of(event) if mark != rebound_at), default=event.end)
+
+    def _limit_then_w(self, event: Event, at: Fraction) -> float:
+        """What an event will leave its domain at an instant to come, as `Domain.limit_w`; inf: it says nothing."""
+        over_at = event.end if event.released_at is None else event.released_at
+        if at < over_at:
+            return event.target_w if event.start <= at or event.state == "ramping" else inf
+        limit_w = inf
+        if at < over_at + exact(self.sim.policy_row.rebound_s):
+            limit_w = self.sim.policy_row.rebound_limit * event.full_w
+        ramp = self._ramp(event)
+        if ramp is not None and not event.is_settled:
+            from_at, from_w = self._rises_from(event)
+            n_minutes = max(0, (at - from_at) // MINUTE_S)
+            limit_w = min(limit_w, self._meter_w(event.domain, from_w + ramp * float(n_minutes * MINUTE_S)))
+        return limit_w
 
     def _event_limits_w(self) -> dict[int, float]:
         """By domain, what events leave it now, as `Domain.limit_w`."""

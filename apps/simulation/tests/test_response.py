@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apps.simulation.report import summary
+from apps.simulation.response import Response
 from apps.simulation.tests.scenes import Scene, run_scene, scene_of
 
 NOTICE, START, END = 900, 1800, 12_600
@@ -218,7 +219,9 @@ def test_p07_a_job_that_does_not_fit_under_an_active_event_waits_and_says_why():
 
     told = played.summary["jobs"]["X"]
     assert (told["state"], told["code"]) == ("queued", "power")
-    assert told["reason"] == "H has 1.2 kW left; it needs at least 1.6 kW."
+    assert told["reason"] == (
+        "H has 1.2 kW left; it needs at least 1.6 kW. Its limit rises to 139.0 kW in 1 h 1 min."
+    )
 
 
 LATE = 3600
@@ -371,3 +374,76 @@ def test_from_the_notice_on_nothing_starts_that_would_still_run_when_the_target_
     promised = [line["expected_start"] for line in outcome.lines if line["event"] == "reserve"]
     assert (starts["short"], starts["long"]) == (200, 3_000)
     assert promised[0] == 3_000
+
+
+def told_ahead(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> dict[float, tuple[list[Any], list[Any]]]:
+    """By instant of a pass: (instant, watts) of limits to come, and (instant, job, watts) of caps."""
+    told: dict[float, tuple[list[Any], list[Any]]] = {}
+    plain = Response.ahead
+
+    def ahead(self: Response) -> Any:
+        limits, caps = plain(self)
+        names = {life.gang.id: life.job.row.name for life in self.sim.lives}
+        told[self.sim.agenda.now_s] = (
+            [(c.at_s, round(c.limit_w)) for c in limits],
+            [(c.at_s, names[c.job_id], round(c.cap * 700)) for c in caps],
+        )
+        return limits, caps
+
+    monkeypatch.setattr(Response, "ahead", ahead)
+    run_scene(scene)
+    return told
+
+
+WAITS = job("waits", 0, 3)  # 14.4 kW more than the five jobs draw
+
+
+def test_what_is_told_to_come_ends_with_the_event_that_asks_for_it(monkeypatch):
+    first = ask("first", reduce_w=18_000, duration=3600)  # until 5400
+    second = ask("second", t=2000, reduce_w=10_000, start=9000, duration=3600)  # of what is drawn then
+    told = told_ahead(monkeypatch, hall(first, second, jobs=({**WAITS, "submit": 3000},)))
+    limits, _ = told[3000]
+    assert limits[0] == (5400, round(1.05 * 132_400))  # the first is over, its rebound limit is left
+    assert (limits[1][0], limits[1][1] < 132_400) == (9000, True)
+    assert limits[-1] == (12_600 + 3600, 150_000)
+
+
+def test_of_an_event_alone_its_end_is_known_too(monkeypatch):
+    told = told_ahead(monkeypatch, hall(ask(reduce_w=18_000), jobs=({**WAITS, "submit": 3000},)))
+    limits, caps = told[3000]
+    assert limits == [(END, round(1.05 * 132_400)), (END + 3600, 150_000)]
+    assert caps == [(END, "D", 700), (END, "E", 700)]
+
+
+def test_caps_to_come_are_told_of_every_event(monkeypatch):
+    # In the notice of both; the second asks for less.
+    first = ask("first", reduce_w=18_000, start=3000, duration=3600)
+    second = ask("second", reduce_w=9_000, start=9000, duration=3600)
+    told = told_ahead(monkeypatch, hall(first, second, jobs=({**WAITS, "replicas": 9, "submit": 1000},)))
+    _, caps = told[1000]
+    assert [cap for cap in caps if cap[0] < 9000] == [
+        (3000, "D", 400),
+        (3000, "E", 0),
+        (6600, "D", 700),
+        (6600, "E", 700),
+    ]
+    assert {at for at, _, _ in caps} == {3000, 6600, 9000, 12_600}
+    assert {name for at, name, _ in caps if at == 12_600} == {name for at, name, _ in caps if at == 9000}
+
+
+def test_nodes_that_are_off_leave_their_rest_to_an_event_to_come(monkeypatch):
+    scene = hall(
+        ask("first", reduce_w=27_000, duration=3600),
+        ask("second", t=2000, reduce_w=1000, start=5000, duration=3600),
+        jobs=({**WAITS, "submit": 3000},),
+        policy={"idle_power_off": True},
+    )
+    scene["facility"]["nodes"][0] |= {"off_s": 60, "boot_s": 60, "off_w": 0}
+    told = told_ahead(monkeypatch, scene)
+    lines = run_scene(scene).lines
+    n_off = sum(line["event"] == "power_off" for line in lines)
+    target_w = next(x["target_w"] for x in lines if x["event"] == "dr" and x["name"] == "second")
+    assert n_off
+    limits, _ = told[3000]
+    # The first target is stricter until 5400; a planner counts nodes that are off as if they were at rest.
+    assert (5400, round(target_w + n_off * 2800)) in limits

@@ -125,7 +125,8 @@ class Command(BaseCommand):
                 raise
         found = list(optimiser_figures(is_quick=is_quick))
         for (way, fault), tallied in seen.items():
-            found.extend(figures(way, fault, tallied))
+            if tallied.n_runs:  # what was not played keeps no limit
+                found.extend(figures(way, fault, tallied))
         folder = Path(settings.SWITCHYARD_TRACES) / emerald.FOLDER
         if folder.exists():
             found.extend(demonstration_figures(emerald.replay(emerald.read(folder))))
