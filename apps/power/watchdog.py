@@ -298,21 +298,32 @@ WHERE told.source <> 'modelled' AND last.at > %(retired)s
 ORDER BY told.domain_id, usable.at DESC NULLS LAST
 """
 
+# Of an envelope the lowest step that holds, and since when: by the local clock, which only on days on which that is put
+# forward or back may be off by the hour.
 _LIMITS: Final = """
 SELECT domain.id, domain.name, domain.kind, LEAST(limits.hard_limit_w, limits.rated_w * limits.derate),
-    limits.limit_w, (
-        SELECT min(step.limit_w) FROM power_envelopestep step,
-            LATERAL (SELECT %(at)s AT TIME ZONE limits.time_zone AS local) clock,
-            LATERAL (SELECT extract(hour FROM clock.local) * 60 + extract(minute FROM clock.local) AS minute,
-                extract(isodow FROM clock.local)::int - 1 AS day) today
-        WHERE step.limit_id = limits.id AND CASE
-            WHEN step.weekdays = 0 THEN step.start_at <= %(at)s AND %(at)s < step.end_at
-            WHEN step.from_minute < step.until_minute THEN (step.weekdays >> today.day) & 1 = 1
-                AND today.minute >= step.from_minute AND today.minute < step.until_minute
-            ELSE ((step.weekdays >> today.day) & 1 = 1 AND today.minute >= step.from_minute)
-                OR ((step.weekdays >> ((today.day + 6) %% 7)) & 1 = 1 AND today.minute < step.until_minute) END),
+    limits.limit_w, envelope.limit_w, envelope.since_at,
     COALESCE(limits.overhead_fixed_w, 0), COALESCE(limits.overhead_k, 1)
-FROM inventory_domain domain LEFT JOIN power_powerlimit limits ON limits.domain_id = domain.id
+FROM inventory_domain domain
+LEFT JOIN power_powerlimit limits ON limits.domain_id = domain.id
+LEFT JOIN LATERAL (
+    SELECT step.limit_w, CASE
+        WHEN step.weekdays = 0 THEN step.start_at
+        ELSE %(at)s - (clock.local - (date_trunc('day', clock.local)
+            - CASE WHEN today.minute >= step.from_minute THEN interval '0' ELSE interval '1 day' END
+            + make_interval(mins => step.from_minute))) END AS since_at
+    FROM power_envelopestep step,
+        LATERAL (SELECT %(at)s AT TIME ZONE limits.time_zone AS local) clock,
+        LATERAL (SELECT extract(hour FROM clock.local) * 60 + extract(minute FROM clock.local) AS minute,
+            extract(isodow FROM clock.local)::int - 1 AS day) today
+    WHERE step.limit_id = limits.id AND CASE
+        WHEN step.weekdays = 0 THEN step.start_at <= %(at)s AND %(at)s < step.end_at
+        WHEN step.from_minute < step.until_minute THEN (step.weekdays >> today.day) & 1 = 1
+            AND today.minute >= step.from_minute AND today.minute < step.until_minute
+        ELSE ((step.weekdays >> today.day) & 1 = 1 AND today.minute >= step.from_minute)
+            OR ((step.weekdays >> ((today.day + 6) %% 7)) & 1 = 1 AND today.minute < step.until_minute) END
+    ORDER BY step.limit_w, since_at LIMIT 1
+) envelope ON true
 WHERE limits.id IS NOT NULL
     OR EXISTS (SELECT FROM power_demandresponseevent event WHERE event.domain_id = domain.id AND event.end_at > %(at)s)
 """
@@ -356,18 +367,20 @@ def over_limits(at: datetime) -> list[Finding]:
     for row in _rows(_BINDING, {"at": at}):
         events.setdefault(row[1], []).append(row)
     found = []
-    for domain_id, name, kind, hard_w, limit_w, envelope_w, fixed_w, k in _rows(_LIMITS, {"at": at}):
+    for domain_id, name, kind, hard_w, limit_w, envelope_w, since_at, fixed_w, k in _rows(
+        _LIMITS, {"at": at}
+    ):
         meter = Meter(fixed_w, k) if kind == "facility" else Meter()
         told = [
             *([_Bound(meter.it_w(hard_w), None, "its hard limit")] if hard_w is not None else []),
             *([_Bound(meter.it_w(limit_w), None, "its operating limit")] if limit_w is not None else []),
-            *([_Bound(meter.it_w(envelope_w), None, "its envelope")] if envelope_w is not None else []),
+            *([_Bound(meter.it_w(envelope_w), since_at, "its envelope")] if envelope_w is not None else []),
             *_bounds_of(events.get(domain_id, ()), meter),
         ]
         heard = metered.get(domain_id)
         for bound in told:
             draw_w, by = modelled.get(domain_id, 0.0), "by what runs"
-            # What a meter said before an event began says nothing about whether its target is met.
+            # What a meter said before an event or a step began says nothing about whether its limit is kept.
             if heard is not None and (bound.since_at is None or heard.at >= bound.since_at):
                 draw_w, by = meter.it_w(heard.draw_w), "by its meter"
             if draw_w > bound.limit_w * (1 + _OVER_SHARE) + 1.0:

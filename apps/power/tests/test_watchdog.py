@@ -18,7 +18,9 @@ from apps.core.presence import present_roles
 from apps.events.models import Event
 from apps.inventory.tests.builders import domain, node
 from apps.power import watchdog
+from apps.power.budget import EVERY_DAY, Step
 from apps.power.models import AlarmKind, PowerAlarm, PowerController, PowerLimit, PowerReading
+from apps.power.services import set_envelope
 from apps.power.tests.builders import NOTICE, announce, clock, commit, draw, preview
 from apps.power.watchdog import Watchdog
 from apps.teams.tests.builders import NOON, client, person
@@ -151,6 +153,41 @@ def test_an_event_binds_while_it_binds_and_by_what_was_read_since_it_began(event
     assert watchdog.over_limits(clock(14, 3)) == []
     metered(hall, 120e3, clock(16, 59))
     assert watchdog.over_limits(clock(17)) == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(100e3, EVERY_DAY, 15 * 60, 18 * 60),
+        Step(100e3, EVERY_DAY, 15 * 60, 6 * 60),
+        Step(100e3, start_at=clock(15), end_at=clock(18)),
+    ],
+    ids=["weekly", "over midnight", "dated"],
+)
+def test_a_step_that_falls_is_judged_by_what_was_read_since_it_began(hall, step):
+    # Until then 120 kW were allowed.
+    steps = (Step(125e3, EVERY_DAY, 0, 24 * 60), step)
+    set_envelope(domain_id=hall.pk, steps=steps, time_zone="UTC", actor=None, at=NOON, reason="grid")
+    metered(hall, 120e3, clock(14, 58))
+    assert watchdog.over_limits(clock(14, 59)) == []
+    assert watchdog.over_limits(clock(15)) == []  # nothing runs here
+    assert watchdog.over_limits(clock(15, 2)) == []
+    metered(hall, 120e3, clock(15, 2))
+    (found,) = watchdog.over_limits(clock(15, 3))
+    assert "its envelope is 100.0 kW" in found.message
+
+
+def test_a_step_over_midnight_began_the_day_before_by_the_clock_of_its_place(hall):
+    # 22:00 to 06:00 in New York, in winter: 03:00 to 11:00 UTC.
+    begins = NOON.replace(hour=3)
+    night = Step(100e3, EVERY_DAY, 22 * 60, 6 * 60)
+    set_envelope(
+        domain_id=hall.pk, steps=(night,), time_zone="America/New_York", actor=None, at=begins, reason="grid"
+    )
+    metered(hall, 120e3, after(begins, -60))
+    assert watchdog.over_limits(after(begins, 60)) == []
+    metered(hall, 120e3, after(begins, 2 * 3600))  # 00:00 there
+    assert len(watchdog.over_limits(after(begins, 2 * 3600 + 60))) == 1
 
 
 def test_a_meter_is_missed_after_a_while_and_one_that_never_was_is_not(hall):
