@@ -5,12 +5,15 @@ promised the hour at which it rises. Only events with a committed plan count, as
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import Final
 
+from django.db.models import Exists, OuterRef
+
+from apps.jobs.models import Allocation, Observed, StopCause
 from apps.power.budget import Budget
 from apps.power.budget_selectors import LOOK_AHEAD
 from apps.power.curtailment.facts import Lever
@@ -63,7 +66,7 @@ class Ahead:
     """Everything that is known to come.
 
     Attributes:
-        resumed: Jobs that an event had paused, and that go before all others now that it is over.
+        resumed: Jobs that an event had paused, and that go before all others now that it is over, until they start.
     """
 
     limits: tuple[LimitAhead, ...] = ()
@@ -72,7 +75,9 @@ class Ahead:
 
 
 def look_ahead(at: datetime) -> Ahead:
-    """Two queries where nothing is announced; a third one for what committed plans do to jobs."""
+    """Two queries where nothing is announced; a third for what committed plans do to jobs, a fourth where pauses
+    of theirs are over.
+    """
     envelopes = budgets()
     rows = [
         event
@@ -168,13 +173,13 @@ def _of_plans(
     course_of = {event.pk: _Course(event) for event in events}
     spans: dict[int, list[tuple[datetime, datetime, float]]] = defaultdict(list)
     base: dict[int, float] = {}
-    resumed: set[int] = set()
-    for event_id, job_id, lever, state, before, after in CurtailmentAction.objects.filter(
+    paused: set[int] = set()  # by plan: attempts
+    for event_id, lever, state, before, after in CurtailmentAction.objects.filter(
         plan__event__in=course_of, plan__state=PlanState.COMMITTED
-    ).values_list("plan__event_id", "job_id", "lever", "state", "before", "after"):
+    ).values_list("plan__event_id", "lever", "state", "before", "after"):
         course = course_of[event_id]
         if lever in HARD and at >= course.over_at:
-            resumed.add(job_id)
+            paused.add(before.get("allocation_id", 0))
         if state not in _OPEN or after.get("is_bridge") or lever == Lever.SHRINK:
             continue  # of one that shrinks another attempt goes on
         allocation_id = before.get("allocation_id", 0)
@@ -186,7 +191,21 @@ def _of_plans(
         for mark in sorted({mark for start, end, _ in asked for mark in (start, end) if mark > at}):
             shares = [share for start, end, share in asked if start <= mark < end]
             found.append(CapAhead(mark, allocation_id, min([base[allocation_id], *shares])))
-    return tuple(found), frozenset(resumed)
+    return tuple(found), _still_behind(paused) if paused else frozenset()
+
+
+def _still_behind(attempts: Iterable[int]) -> frozenset[int]:
+    """Jobs whose attempt a pause really ended, and that have not started again since.
+
+    How an action was judged says nothing of it: one that was late, or never carried out, is given back like the others.
+    """
+    ended = Allocation.objects.filter(
+        pk__in=attempts, stop_cause=StopCause.PAUSE, ended_at__isnull=False, observed_state=Observed.ENDED
+    )
+    newer = Allocation.objects.filter(
+        job=OuterRef("job"), fence__gt=OuterRef("fence"), observed_started_at__isnull=False
+    )
+    return frozenset(ended.exclude(Exists(newer)).values_list("job_id", flat=True))
 
 
 def first_change_at(ahead: Ahead) -> datetime | None:

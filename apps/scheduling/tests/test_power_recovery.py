@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from apps.jobs import services as ledger
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, Job
 from apps.jobs.tests.builders import job, person, team
@@ -16,6 +17,7 @@ from apps.power.response import Phase
 from apps.power.response_selectors import event_by_id, loads_of, phase_of_event
 from apps.power.response_services import cancel_event
 from apps.scheduling.models import Pass, Reason
+from apps.scheduling.response.ahead import look_ahead
 from apps.scheduling.tests.response_hall import B, C, D, E, announce, clock, hall
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,6 +104,33 @@ def test_p04_cancelled_before_it_binds_a_running_checkpoint_ends_and_the_job_goe
     assert event.outcome == Outcome.CANCELLED
     assert not CurtailmentAction.objects.exclude(state=ActionState.REVERTED).exists()
     assert attempt
+
+
+def test_only_who_was_really_paused_goes_first_and_until_it_has_started_again():
+    scene, event = in_p01()
+    assert look_ahead(clock(14)).resumed == frozenset()
+    cancel_event(event_id=event.pk, actor=scene.operator, at=clock(14, 1), reason="called off")
+    assert look_ahead(clock(14, 1)).resumed == {scene.jobs[E]}
+    scene.through(clock(14, 1), clock(14, 8), every_s=20.0, plan=True)
+    assert scene.state(E) == State.RUNNING
+    assert look_ahead(clock(14, 8)).resumed == frozenset()
+
+
+def test_a_pause_that_was_planned_and_never_carried_out_lets_nobody_go_first():
+    scene = hall(ramp_w_per_s=RAMP)
+    event = announce(actor=scene.operator, recovery_s=3600)
+    scene.commit(event, scene.preview(event))
+    scene.at(clock(13, 54))
+    attempt = Allocation.objects.get(job_id=scene.jobs[E], ended_at=None)
+    # Before its pause is asked for it loses its node, and waits in line like everybody else.
+    ledger.allocation_ended(
+        allocation_id=attempt.pk, fence=attempt.fence, at=clock(13, 54), outcome="node_lost"
+    )
+    cancel_event(event_id=event.pk, actor=scene.operator, at=clock(14, 1), reason="called off")
+
+    assert CurtailmentAction.objects.filter(job_id=scene.jobs[E], lever="pause").exists()
+    assert scene.state(E) == State.QUEUED
+    assert look_ahead(clock(14, 1)).resumed == frozenset()
 
 
 def three_deferred(scene):
