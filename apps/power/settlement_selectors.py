@@ -225,8 +225,18 @@ def policies_behind(event: DemandResponseEvent) -> dict[int, dict[str, Any]]:
     return {row.data["plan"]: row.data["policy"] for row in rows if row.data.get("policy")}
 
 
-def cost_of(event: DemandResponseEvent, plans: Sequence[CurtailmentPlan], *, at: datetime) -> Cost:
-    """Counted from what each action did, by the log; as the plan in force predicted, where that is not known."""
+def cost_of(
+    event: DemandResponseEvent,
+    plans: Sequence[CurtailmentPlan],
+    *,
+    at: datetime,
+    within: tuple[datetime, datetime] | None = None,
+) -> Cost:
+    """Counted from what each action did, by the log; as the plan in force predicted, where that is not known.
+
+    Args:
+        within: What was lost before or after is left out of what each job lost; None: all counts.
+    """
     actions = [(plan, action) for plan in plans for action in plan.actions.all()]
     if not actions:
         return Cost((), frozenset(), LossSource.NONE, Decimal(0))
@@ -243,6 +253,9 @@ def cost_of(event: DemandResponseEvent, plans: Sequence[CurtailmentPlan], *, at:
         if not found and action.state in _IN_FORCE:
             found = [(action.state_since_at, until_at)]
         is_carried_out = is_carried_out or bool(found)
+        if within is not None:
+            since_at, to_at = within
+            found = [(max(begin, since_at), min(end, to_at)) for begin, end in found]
         held[action.job_id] += [Held(action.lever, action.before, action.after, *span) for span in found]
     jobs, unknown = [], set()
     for job_id, names in levers.items():

@@ -32,6 +32,7 @@ from apps.power.response_selectors import events, meter_of
 from apps.power.response_services import EventDraft
 from apps.power.settlement_selectors import committed_plans, cost_of
 from apps.scheduling.response.deciding import Decided, Held, Wish, decide, domain_w, gone_w, hash_of
+from apps.scheduling.response.limits import LOOKED_BACK, binds_until
 from apps.scheduling.response.site import Site, read_site
 from apps.teams import policies
 from apps.teams.models import User
@@ -357,16 +358,20 @@ def _shrinking(own: Sequence[CurtailmentAction], site: Site) -> dict[int, float]
 
 
 def spent_by_job(event: DemandResponseEvent, *, at: datetime) -> dict[int, float]:
-    """Seconds of work that jobs lost to events, by what their actions did: to this one, or within the rolling window.
-
-    Of an event that reaches into the window all counts: rather too much than too little.
+    """Seconds of work that jobs lost to events, by what their actions did: to this one while it bound, or to all within
+    the rolling window. What a job lost before an event binds is none of its tolerance, which is a share of that time.
     """
     window_s = settings.SWITCHYARD_QOS_WINDOW_S
     rows = events().filter(plans__committed_at__isnull=False, is_test=False).distinct()
-    rows = rows.filter(end_at__gt=at - timedelta(seconds=window_s)) if window_s else rows.filter(pk=event.pk)
+    if window_s:  # caps outlast an event until the load has come back
+        rows = rows.filter(end_at__gt=at - timedelta(seconds=window_s) - LOOKED_BACK)
+    else:
+        rows = rows.filter(pk=event.pk)
     spent: dict[int, float] = defaultdict(float)
     for row in rows:
-        cost = cost_of(row, committed_plans(row), at=at)
+        begin_at = at - timedelta(seconds=window_s) if window_s else row.start_at
+        end_at = at if window_s else binds_until(row)
+        cost = cost_of(row, committed_plans(row), at=at, within=(begin_at, end_at))
         facts = facts_of_jobs([job.job_id for job in cost.jobs])
         for job in cost.jobs:
             if job.job_id in facts and facts[job.job_id].n_devices:

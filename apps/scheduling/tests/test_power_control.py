@@ -11,6 +11,7 @@ from apps.jobs.lifecycle import State
 from apps.power.models import ActionState, CurtailmentAction, DemandResponseEvent, PowerHold, PowerReading
 from apps.power.override_services import add_override
 from apps.power.response_services import cancel_event
+from apps.power.settlement_selectors import committed_plans, cost_of
 from apps.power.tests.builders import draw
 from apps.scheduling.models import Pass, Reason
 from apps.scheduling.response import control
@@ -305,3 +306,32 @@ def test_what_an_event_took_is_gone_for_the_next_one_where_a_ledger_is_kept(sett
     assert row["cap_w"] == 500
     assert row["spent_s"] == pytest.approx(5400, rel=0.02)
     assert again.plan["tier_breaches"] == []
+
+
+def test_what_a_job_lost_before_an_event_binds_is_none_of_its_tolerance():
+    scene = hall()
+    event = announce(actor=scene.operator)
+    scene.commit(event, scene.preview(event))
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+    # D was slowed to 0.7 and E paused some time before 14:00, to be down in time.
+    cost = cost_of(event, committed_plans(event), at=clock(14))
+    assert all(job.lost_device_s > 0 for job in cost.jobs)
+
+    assert set(response.spent_by_job(event, at=clock(14)).values()) == {0.0}
+    spent = response.spent_by_job(event, at=clock(15))
+    assert spent == pytest.approx({scene.jobs[D]: 0.3 * 3600, scene.jobs[E]: 3600})
+
+
+def test_a_rolling_ledger_counts_no_more_of_an_event_than_lies_in_the_window(settings):
+    settings.SWITCHYARD_QOS_WINDOW_S = 3600
+    scene = hall()
+    event = announce(actor=scene.operator)
+    plan = scene.preview(event)
+    scene.commit(event, plan)
+    scene.through(clock(13, 54), clock(14), every_s=15.0)
+
+    lost = {None: 1.0, 300.0: 0.5, 400.0: 0.3, 500.0: 0.16, 600.0: 0.07}  # by cap in watts; None: paused
+    rows = plan.plan["jobs"]
+    assert len(rows) > 1
+    spent = response.spent_by_job(event, at=clock(16))
+    assert spent == pytest.approx({scene.jobs[row["name"]]: lost[row["cap_w"]] * 3600 for row in rows})
