@@ -37,7 +37,7 @@ def carry_out_caps(*, at: datetime) -> int:
     by_cluster: dict[int, list[PowerCap]] = {}
     for row in rows:
         by_cluster.setdefault(row.allocation.cluster_id, []).append(row)
-    kinds = (Kind.LOCAL, Kind.SIMULATED, Kind.SLURM)
+    kinds = (Kind.LOCAL, Kind.SIMULATED, Kind.SLURM, Kind.KUBERNETES)
     for cluster in Cluster.objects.filter(pk__in=by_cluster, backend__in=kinds).order_by("pk"):
         with session_lock(_CAPS_LOCK, cluster.pk) as is_ours:
             if not is_ours:

@@ -93,6 +93,12 @@ class KubernetesRun(models.Model):
     is_overtime = models.BooleanField(default=False, help_text="It was told to end because its time was up.")
     lost_because = models.CharField(max_length=500, blank=True, help_text="Why it is ended as lost.")
 
+    # Only written down: no agent of ours sits beside the devices of a Kubernetes.
+    cap_share = models.FloatField(null=True, blank=True, help_text="Empty: it was never sent a cap.")
+    cap_fence = models.PositiveBigIntegerField(default=0)
+    cap_until_at = models.DateTimeField(null=True, blank=True)
+    cap_back_share = models.FloatField(default=1.0)
+
     ended_at = models.DateTimeField(null=True, blank=True)
     reason = models.CharField(max_length=20, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
@@ -112,6 +118,11 @@ class KubernetesRun(models.Model):
             models.CheckConstraint(
                 condition=Q(is_forgotten=False) | Q(ended_at__isnull=False),
                 name="kubernetes_run_ends_before_forgotten",
+            ),
+            models.CheckConstraint(
+                condition=(Q(cap_share=None) | Q(cap_share__gt=0, cap_share__lte=1))
+                & Q(cap_back_share__gt=0, cap_back_share__lte=1),
+                name="kubernetes_cap_is_a_share",
             ),
             models.CheckConstraint(
                 condition=Q(stop_asked_at=None, force_at=None)

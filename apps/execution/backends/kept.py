@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar, Generic, TypeVar
 
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Max
 
-from apps.execution.backends.base import EndReason, StopOrder
+from apps.execution.backends.base import CapOrder, CapState, EndReason, StopOrder
 from apps.execution.kubernetes_models import KubernetesRun
 from apps.execution.slurm_models import SlurmRun
 
@@ -25,6 +25,40 @@ class KeptRuns(Generic[Row]):
         self._runs.objects.filter(
             cluster=self._cluster_id, allocation_id__in=allocation_ids, ended_at__isnull=False
         ).update(is_forgotten=True)
+
+    # Caps
+
+    @transaction.atomic
+    def set_caps(self, orders: Sequence[CapOrder], *, at: datetime) -> None:
+        """Only written down: what a run draws does not change."""
+        self._lock()
+        rows = self._rows([order.allocation_id for order in orders])
+        for order in orders:
+            row = rows.get(order.allocation_id)
+            if row is None or row.ended_at is not None or order.fence < row.cap_fence:
+                continue
+            row.cap_share, row.cap_fence = order.share, order.fence
+            row.cap_until_at, row.cap_back_share = order.lease_until_at, order.back_share
+            row.save(update_fields=["cap_share", "cap_fence", "cap_until_at", "cap_back_share"])
+
+    def list_caps(self, *, at: datetime) -> list[CapState]:
+        rows = self._runs.objects.filter(cluster=self._cluster_id, ended_at=None).exclude(cap_share=None)
+        found = []
+        for row in rows.order_by("allocation_id"):
+            is_over = row.cap_until_at is not None and row.cap_until_at <= at
+            found.append(
+                CapState(
+                    allocation_id=row.allocation_id,
+                    share=row.cap_back_share if is_over else float(row.cap_share or 1.0),
+                    fence=row.cap_fence,
+                    lease_until_at=row.cap_until_at,
+                    is_recorded=True,
+                    message="Nothing sets caps on the devices of this cluster.",
+                )
+            )
+        return found
+
+    # Within
 
     def _mark(self, stop: StopOrder, at: datetime) -> None:
         """Leave the mark of a stop that came before the launch."""

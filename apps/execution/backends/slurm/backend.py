@@ -28,8 +28,6 @@ from django.db import transaction
 from apps.core import clock
 from apps.core.errors import OutsideError
 from apps.execution.backends.base import (
-    CapOrder,
-    CapState,
     EndReason,
     ForeignUse,
     LogChunk,
@@ -290,38 +288,6 @@ class SlurmBackend(KeptRuns[SlurmRun]):
                         _log.warning("The time limit of Slurm's job %s stays: %s", slurm_id, error.message)
                 row.time_limit_s = limit_s
                 row.save(update_fields=["time_limit_s"])
-
-    # Caps
-
-    @transaction.atomic
-    def set_caps(self, orders: Sequence[CapOrder], *, at: datetime) -> None:
-        """Only written down: what a run draws does not change."""
-        self._lock()
-        rows = self._rows([order.allocation_id for order in orders])
-        for order in orders:
-            row = rows.get(order.allocation_id)
-            if row is None or row.ended_at is not None or order.fence < row.cap_fence:
-                continue
-            row.cap_share, row.cap_fence = order.share, order.fence
-            row.cap_until_at, row.cap_back_share = order.lease_until_at, order.back_share
-            row.save(update_fields=["cap_share", "cap_fence", "cap_until_at", "cap_back_share"])
-
-    def list_caps(self, *, at: datetime) -> list[CapState]:
-        rows = SlurmRun.objects.filter(cluster=self._cluster_id, ended_at=None).exclude(cap_share=None)
-        found = []
-        for row in rows.order_by("allocation_id"):
-            is_over = row.cap_until_at is not None and row.cap_until_at <= at
-            found.append(
-                CapState(
-                    allocation_id=row.allocation_id,
-                    share=row.cap_back_share if is_over else float(row.cap_share or 1.0),
-                    fence=row.cap_fence,
-                    lease_until_at=row.cap_until_at,
-                    is_recorded=True,
-                    message="Nothing sets caps on devices behind a Slurm.",
-                )
-            )
-        return found
 
     # Looking
 
