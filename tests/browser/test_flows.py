@@ -200,6 +200,7 @@ def test_the_keyboard_goes_places(site: Site, open_window: OpenWindow) -> None:
     window.page.keyboard.press("q")
 
     expect(window.page).to_have_url(f"{site.url}/queue/")
+    window.page.wait_for_load_state("load")  # a key that is pressed before the scripts are there goes nowhere
     window.page.keyboard.press("j")
     expect(window.page.locator("tr.is-current")).to_have_count(1)
     window.page.keyboard.press("?")
