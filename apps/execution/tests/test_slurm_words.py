@@ -1,6 +1,9 @@
 """What Slurm writes, and what is written for it: no Slurm is needed."""
 
+import os
+import subprocess
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -131,6 +134,54 @@ def test_the_word_of_the_script_counts_where_slurm_has_none_or_a_wrong_one() -> 
         assert (end.reason, end.exit_code) == (EndReason.EXITED, 0)
     assert end_of([job("NODE_FAIL")], QUIET, record).reason == EndReason.LOST
     assert states.is_live("COMPLETING")
+
+
+@pytest.mark.parametrize(
+    ("details", "told", "reason"),
+    [
+        ([job("FAILED", exit_code=1 << 8)], QUIET, EndReason.LOST),
+        ([job("FAILED", exit_code=1 << 8)], Told(False, False, False, False), EndReason.START_FAILED),
+        ([job("CANCELLED")], Told(False, False, False, False), EndReason.START_FAILED),
+        ([], QUIET, EndReason.LOST),
+        ([], Told(False, False, False, False), EndReason.START_FAILED),
+        ([job("FAILED", exit_code=143 << 8)], Told(True, True, False, False), EndReason.STOPPED),
+        ([], Told(True, True, False, False), EndReason.STOPPED),
+    ],
+)
+def test_a_job_none_of_whose_replicas_began_has_not_failed(
+    details: list[dict[str, Any]], told: Told, reason: EndReason
+) -> None:
+    record = Record(1, datetime(2026, 1, 1, tzinfo=UTC), has_begun=False)
+
+    assert end_of(details, told, record).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "said"),
+    [
+        ({}, 1, "1 no-step"),
+        ({}, 0, "0 begun"),
+        ({"stdout.0": ""}, 1, "1 begun"),
+        ({"stdout.0": "", "first_failed": "0 5"}, 1, "5 begun"),
+    ],
+)
+def test_the_script_tells_a_step_that_did_not_begin_from_a_replica_that_failed(
+    tmp_path: Path, files: dict[str, str], code: int, said: str
+) -> None:
+    made = body(replica(0, "n1", 0))
+    folder, programs = tmp_path / "run", tmp_path / "bin"
+    for place in (folder, programs):
+        place.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(f"{text}\n")
+    (programs / "srun").write_text(f"#!/bin/bash\nexit {code}\n")
+    (programs / "srun").chmod(0o755)
+    script = made["script"].replace("/shared/1", str(folder))
+
+    subprocess.run(["/bin/bash", "-c", script], env={"PATH": f"{programs}:{os.environ['PATH']}"}, check=False)
+
+    written = (folder / "end").read_text().split()
+    assert f"{written[0]} {written[2]}" == said
 
 
 def wire(answer: Any, status: int = 200) -> Wire:

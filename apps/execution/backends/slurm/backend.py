@@ -371,8 +371,9 @@ class SlurmBackend(KeptRuns[SlurmRun]):
         """What the run's own script wrote down at its end."""
         try:
             with open(_open_inside(self._folder(allocation_id), "end")) as file:
-                code, at_s = file.read(100).split()
-            return states.Record(int(code), datetime.fromtimestamp(int(at_s), UTC))
+                code, at_s, *more = file.read(100).split()
+            at = datetime.fromtimestamp(int(at_s), UTC)
+            return states.Record(int(code), at, has_begun=writing.NO_STEP not in more)
         except (OSError, ValueError):
             return None
 

@@ -22,6 +22,7 @@ PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 # How the batch script ends when it starts nothing.
 BEGAN_BEFORE: Final = 86
 NO_FOLDER: Final = 87
+NO_STEP: Final = "no-step"  # written down beside the exit code where no replica began
 # Slurm looks at limits twice a minute and counts in minutes; ours are kept by the backend, to the second.
 _SPARE_MINUTES: Final = 2
 
@@ -179,7 +180,12 @@ if read -r rank said 2>/dev/null <"$run/first_failed"; then
     echo "Replica $rank ended with exit code $said." >&2
     code=$said
 fi
-echo "$code $(date +%s)" >"$run/end.new" && mv "$run/end.new" "$run/end"
+# A step that Slurm did not start is Slurm's failure, not the job's: each replica begins with a file of its own.
+begun=begun
+if [ "$code" -ne 0 ] && ! [ -e "$run/first_failed" ] && ! compgen -G "$run/stdout.*" >/dev/null; then
+    begun={NO_STEP}
+fi
+echo "$code $(date +%s) $begun" >"$run/end.new" && mv "$run/end.new" "$run/end"
 exit "$code"
 """
 

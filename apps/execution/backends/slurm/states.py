@@ -50,6 +50,7 @@ class Record:
 
     exit_code: int
     at: datetime
+    has_begun: bool = True  # a replica of it
 
 
 def end_of(details: Sequence[Mapping[str, Any]], told: Told, record: Record | None = None) -> End:
@@ -77,16 +78,19 @@ def end_of(details: Sequence[Mapping[str, Any]], told: Told, record: Record | No
     if state in _LOST:
         said = "Slurm gave its nodes to another job." if state == "PREEMPTED" else "Slurm lost a node of it."
         return End(EndReason.LOST, at, started_at, message=said, is_node_lost=state != "PREEMPTED")
+    is_asked = told.is_signalled or told.is_cancelled
+    if record is not None and not record.has_begun and not is_asked:
+        return _without_step(told, record)
     code = exit_code_of(one)
-    if (told.is_overtime and (told.is_signalled or told.is_cancelled)) or state in ("TIMEOUT", "DEADLINE"):
+    if (told.is_overtime and is_asked) or state in ("TIMEOUT", "DEADLINE"):
         return End(EndReason.TIME_LIMIT, at, started_at, code or 143)
-    if record is not None and state == "CANCELLED" and not (told.is_signalled or told.is_cancelled):
+    if record is not None and state == "CANCELLED" and not is_asked:
         return End(EndReason.EXITED, record.at, started_at or record.at, record.exit_code)
     if not has_begun:
-        if told.is_cancelled or told.is_signalled:
+        if is_asked:
             return End(EndReason.NEVER_STARTED, at)
         return End(EndReason.START_FAILED, at, message=f"Slurm did not start it: {_said(one)}.")
-    if told.is_signalled or told.is_cancelled:
+    if is_asked:
         return End(EndReason.STOPPED, at, started_at, 137 if code is None else code)
     match state:
         case "COMPLETED":
@@ -105,12 +109,20 @@ def _unknown_to_slurm(told: Told, record: Record | None) -> End:
         reason = EndReason.EXITED
         if told.is_signalled or told.is_cancelled:
             reason = EndReason.TIME_LIMIT if told.is_overtime else EndReason.STOPPED
+        elif not record.has_begun:
+            return _without_step(told, record)
         return End(reason, record.at, exit_code=record.exit_code)
     if told.has_begun:
         return End(EndReason.LOST, message="Slurm has lost all trace of it.")
     if told.is_cancelled:
         return End(EndReason.NEVER_STARTED)
     return End(EndReason.START_FAILED, message="Slurm has lost all trace of it.")
+
+
+def _without_step(told: Told, record: Record) -> End:
+    # Once it was told as running it can only be lost; either way it begins again.
+    reason = EndReason.LOST if told.has_begun else EndReason.START_FAILED
+    return End(reason, record.at, message="Slurm began it, but none of its replicas.")
 
 
 _WEIGHT: Final = {
