@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import gcd, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +98,19 @@ class _Amounts:
             for field in ("nodes", "whole", "cpu", "mem", "draw")
         )
 
+        self._power: dict[int, IntArray] = {}
+
+    def power_under(self, limit: int) -> IntArray:
+        """(i,) microwatts that each gives back under one limit."""
+        known = self._power.get(limit)
+        if known is None:
+            nodes, draws = self._held[0], np.maximum(self._held[4], 0)
+            drawn = np.append(
+                0, np.cumsum(np.where((self._frame.paths[nodes] == limit).any(axis=1), draws, 0))
+            )
+            known = self._power[limit] = drawn[self._bounds[1:]] - drawn[self._bounds[:-1]]
+        return known
+
     def given_back(self, left: Amounts, items: Sequence[Item]) -> Amounts:
         """The most that can be left when these are gone; a replica counts beside its job."""
         most = left[0].copy(), left[1].copy(), left[2].copy(), left[3].copy()
@@ -116,6 +129,18 @@ class _Asked:
     # By shape, kind and whether it yields: the fewest states of a window in which even without all of them it has no
     # place, by sums.
     closed: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Rights:
+    """What rules of quota leave of those whom one may ask, whichever of them are taken together."""
+
+    asked: _Asked
+    # Of those that count against what a team has over: place, millionths of devices, and the teams it counts against.
+    counted: list[tuple[int, int, list[int]]]
+    over: dict[int, int]  # by team: millionths that can be taken at the most
+    uncounted: IntArray  # places of the others
+    most_uw: dict[int, int] = field(default_factory=dict)  # by limit: what is given back under it at the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +168,13 @@ class Preemptor:
         self._levels: dict[int, IntArray] = {}  # by team that asks
         self._asked_version = NONE
         self._asked: dict[tuple[int, ...], _Asked] = {}  # whom one may ask, as of then
-        self._asked_alike: dict[bytes, _Asked] = {}  # the same, by places
+        self._asked_alike: dict[tuple[int, ...], _Asked] = {}  # the same, by places
         # Who finds nobody to ask: priority, team, how much of which kinds.
         self._in_vain: set[tuple[int, int, int, tuple[int, ...]]] = set()
+        self._rights: dict[tuple[int, int, int, bool, int], _Rights] = {}  # by who asks
+        self._own: dict[tuple[int, int, int], int] = {}  # by team, kind, and whom it asks
+        # By number of states of a window, and whether it yields: what is free while everybody is there.
+        self._left: dict[tuple[int, bool], Amounts] = {}
         self._amounts: _Amounts | None = None
         self._curves: dict[
             tuple[int, ...], Curve[Item]
@@ -219,6 +248,9 @@ class Preemptor:
         self._asked.clear()
         self._asked_alike.clear()
         self._in_vain.clear()
+        self._rights.clear()
+        self._own.clear()
+        self._left.clear()
 
     def _renew(self) -> None:
         """Forget whom one may ask if something was charged since."""
@@ -344,7 +376,8 @@ class Preemptor:
             # What was lent a moment ago costs least to call in; the next pass sees it.
             self.walk.boundary_s = self.walk.now_s
             reclaims = False
-        items, columns = self._all_items(), self._columns
+        self._all_items()
+        columns = self._columns
         self._renew()
         key = (gang.priority, gang.team, kind) if reclaims else (gang.priority,)
         known = self._asked.get(key)
@@ -356,13 +389,16 @@ class Preemptor:
             steps = columns.steps[:, kind]
             asked |= (steps > 0) & (steps <= self._lent(gang.team, kind)[columns.team])
         asked &= self._is_there
-        places = np.flatnonzero(asked)
-        # Most teams are lent nothing, and may ask the same jobs.
-        alike = places.tobytes()
+        known = self._asked[key] = self._asked_of(np.flatnonzero(asked).tolist())
+        return known
+
+    def _asked_of(self, places: list[int]) -> _Asked:
+        """Those at these places; most teams are lent nothing, and may ask the same jobs."""
+        alike = tuple(places)
         known = self._asked_alike.get(alike)
         if known is None:
-            known = self._asked_alike[alike] = _Asked([items[place] for place in places.tolist()])
-        self._asked[key] = known
+            items = self._all_items()
+            known = self._asked_alike[alike] = _Asked([items[place] for place in places])
         return known
 
     def _leaves_open(self, gang: Gang, kind: int, duration_s: float, asked: _Asked) -> bool:
@@ -372,18 +408,144 @@ class Preemptor:
         if n >= asked.closed.get((id(shape), kind, yields), BIG):
             return False
         if (n, yields) not in asked.most:
-            floor = walk.calendar.floor_now(walk.now_s + duration_s, gang)
-            asked.most[n, yields] = self.given_back(_amounts(floor), asked.items)
+            asked.most[n, yields] = self.given_back(self.left_now(gang, duration_s), asked.items)
         is_open = may_hold(walk.frame, shape, kind, asked.most[n, yields], walk.may_use(gang))
         if not is_open:
             asked.closed[id(shape), kind, yields] = n
         return is_open
 
+    def left_now(self, gang: Gang, duration_s: float) -> Amounts:
+        """What is free from now on for that long while everybody is there; to be asked before anybody is lifted."""
+        calendar, until_s = self.walk.calendar, self.walk.now_s + duration_s
+        key = calendar.n_states(until_s), calendar.yields(gang)
+        known = self._left.get(key)
+        if known is None:
+            known = self._left[key] = _amounts(calendar.floor_now(until_s, gang))
+        return known
+
     def given_back(self, left: Amounts, items: Sequence[Item]) -> Amounts:
         """The most that can be left when these are gone."""
+        return self._held_by_all().given_back(left, items)
+
+    def _held_by_all(self) -> _Amounts:
         if self._amounts is None:
             self._amounts = _Amounts(self.walk.frame, self._all_items())
-        return self._amounts.given_back(left, items)
+        return self._amounts
+
+    # -- what quota leaves of them, by sums -----------------------------------------------------------------------
+
+    def _rights_of(self, gang: Gang, kind: int, asked: _Asked) -> _Rights | None:
+        """Bounds to what this gang may take; None where quota forbids no set, or nothing holds for all sets.
+
+        They hold for every set that `_is_allowed` lets it take, and what is forbidden stays so with more victims: a
+        gang that borrows even with all of its own team gone borrows with any set, and one that does not borrow now
+        does not with any.
+        """
+        walk, tree = self.walk, self.walk.tree
+        team = gang.team
+        if team == NONE or not tree.teams or not tree.limited[kind]:
+            return None
+        use, owned = walk.calendar.now.use[:, kind], self._owned
+        short = int(use[team]) + walk.steps(gang.shape) - owned[team][kind]
+        if 0 < short <= self._own_steps(team, kind, asked):
+            return None  # whether it borrows hangs on who leaves
+        key = gang.priority, team, kind, short > 0, id(asked)
+        known = self._rights.get(key)
+        if known is None:
+            look = self._rights_of_borrower if short > 0 else self._rights_of_owner
+            known = self._rights[key] = look(gang, kind, asked, use.tolist())
+        return known
+
+    def _own_steps(self, team: int, kind: int, asked: _Asked) -> int:
+        """Millionths that a team and those below it would give back at the most."""
+        key = team, kind, id(asked)
+        known = self._own.get(key)
+        if known is None:
+            path = self.walk.tree.path
+            own = (
+                i for i in asked.items if i.running.gang.team != NONE and team in path(i.running.gang.team)
+            )
+            known = self._own[key] = sum(item.steps.get(kind, 0) for item in own)
+        return known
+
+    def _rights_of_borrower(self, gang: Gang, kind: int, asked: _Asked, use: list[int]) -> _Rights:
+        """It takes from lower jobs alone; of other teams, only while these have more than is theirs."""
+        counted: list[tuple[int, int, list[int]]] = []
+        over: dict[int, int] = {}
+        uncounted: list[int] = []
+        for item in asked.items:
+            of, n = item.running.gang.team, item.steps.get(kind, 0)
+            if item.is_surplus or of in (NONE, gang.team):
+                uncounted.append(item.place)
+                continue
+            spare = use[of] - self._owned[of][kind]
+            if spare <= 0 or item.running.gang.priority >= gang.priority:
+                continue
+            if n:
+                # Its last victim may take the team below what is its own.
+                over[of] = max(over.get(of, 0), spare + n)
+                counted.append((item.place, n, [of]))
+            else:
+                uncounted.append(item.place)
+        places = sorted([*uncounted, *(place for place, _, _ in counted)])
+        return _Rights(self._asked_of(places), counted, over, np.array(uncounted, dtype=np.int64))
+
+    def _rights_of_owner(self, gang: Gang, kind: int, asked: _Asked, use: list[int]) -> _Rights:
+        """It takes from all lower jobs; and from others what was lent, at every level."""
+        apart = self._apart(gang.team)
+        counted: list[tuple[int, int, list[int]]] = []
+        over: dict[int, int] = {}
+        uncounted: list[int] = []
+        for item in asked.items:
+            of, n = item.running.gang.team, item.steps.get(kind, 0)
+            is_free = item.running.gang.priority < gang.priority or (
+                item.is_surplus and item.running.gang.priority == gang.priority
+            )
+            if is_free or of == NONE or not n:
+                uncounted.append(item.place)
+                continue
+            levels = [level for level in apart[of].tolist() if level != NONE]
+            counted.append((item.place, n, levels))
+            for level in levels:
+                over[level] = use[level] - self._owned[level][kind]
+        return _Rights(asked, counted, over, np.array(uncounted, dtype=np.int64))
+
+    def _lacks_power(self, gang: Gang, kind: int, duration_s: float, rights: _Rights) -> bool:
+        """Whether no set that quota allows frees the watts under a limit above all nodes of this kind."""
+        walk = self.walk
+        needed_uw = walk.needs.of(gang.shape, kind)[0]
+        if not needed_uw or not walk.frame.has_limits:
+            return False
+        head = self.left_now(gang, duration_s)[3]
+        for limit in walk.frame.above_all[kind].tolist():
+            most = rights.most_uw.get(limit)
+            if most is None:
+                most = rights.most_uw[limit] = self._most_uw(limit, rights)
+            if int(head[limit]) + most < needed_uw:
+                return True
+        return False
+
+    def _most_uw(self, limit: int, rights: _Rights) -> int:
+        """Microwatts under a limit that any allowed set gives back at the most.
+
+        What counts against nested teams is taken by most power a device first, in parts: no choice gives more
+        (Edmonds 1970, greedy on polymatroids).
+        """
+        power = self._held_by_all().power_under(limit)
+        most = int(power[rights.uncounted].sum())
+        # Jobs leave whole: of what counts against a team, a multiple of what all such jobs hold a multiple of.
+        step: dict[int, int] = {}
+        for _, n, levels in rights.counted:
+            for level in levels:
+                step[level] = gcd(step.get(level, 0), n)
+        over = {level: most_of // step[level] * step[level] for level, most_of in rights.over.items()}
+        each = [(int(power[place]), n, levels) for place, n, levels in rights.counted]
+        for uw, n, levels in sorted(each, key=lambda one: one[0] / one[1], reverse=True):
+            taken = max(0, min(n, *(over[level] for level in levels)))
+            most -= -uw * taken // n
+            for level in levels:
+                over[level] -= taken
+        return most
 
     def _lent(self, asks: int, kind: int) -> IntArray:
         """(t + 1,) what each team has borrowed at every level under what it shares with the team that asks, millionths.
@@ -446,6 +608,14 @@ class Preemptor:
                 self.walk.boundary_s = min(self.walk.boundary_s, until_s)  # it may be asked then
         if not items or not self._leaves_open(gang, kind, duration_s, asked):
             return None
+        rights = self._rights_of(gang, kind, asked)
+        if rights is not None:
+            if self._lacks_power(gang, kind, duration_s, rights):
+                return None
+            if rights.asked is not asked:
+                asked, items = rights.asked, rights.asked.items
+                if not items or not self._leaves_open(gang, kind, duration_s, asked):
+                    return None
         trial = _Trial(self, gang, kind, duration_s)
         everything = self._as_many_as_allowed(gang, kind, items)
         all_do = trial.succeeds(everything)
@@ -455,6 +625,8 @@ class Preemptor:
         for estimate, _, chosen in self._by_domain(gang, kind, duration_s, items)[:_MOST_DOMAINS]:
             if best is not None and estimate >= best[0] and estimate > 0:
                 break
+            if rights is not None and not self._is_allowed(gang, kind, chosen):
+                continue  # nor with more
             full = chosen if trial.succeeds(chosen) else self._completed(trial, chosen, everything)
             if full is None:
                 continue
@@ -615,7 +787,7 @@ class _Trial:
         if not any(ask.devices for ask in self.gang.shape.asks):
             return True
         if self._left is None:
-            self._left = _amounts(walk.calendar.floor_now(walk.now_s + self.duration_s, self.gang))
+            self._left = self.preemptor.left_now(self.gang, self.duration_s)
         most = self.preemptor.given_back(self._left, items)
         return may_hold(walk.frame, self.gang.shape, self.kind, most, walk.may_use(self.gang))
 
