@@ -1404,10 +1404,27 @@ class _Reader:
                 if node_id in self.node_at
             )
             gang = self.memory.queue.get(job_id)
+            if not placing or not self._still_suits(job_id, placing):
+                continue
             # Freed devices do not wait for data that is not coming.
-            if placing and (gang is None or self._is_near(gang, placing)):
+            if gang is None or self._is_near(gang, placing):
                 earmarks.append(Reserve(job_id, self.at_s, placing))
         return tuple(earmarks)
+
+    def _still_suits(self, job_id: int, placing: Placing) -> bool:
+        """Whether a job could still go on in a place as it was kept: what it asks for may have been changed since,
+        and nodes of the place may be gone."""
+        kept = self.memory.jobs.get(job_id)
+        if kept is None:
+            return False
+        asks = kept.gang.shape.asks
+        if any(share.group >= len(asks) for share in placing):
+            return False
+        pairs = zip(sizes_of(kept.gang, placing), asks, strict=True)
+        if not all(ask.least <= n <= ask.most for n, ask in pairs):
+            return False
+        kind = self.facility.kind
+        return all(not share.devices or int(kind[share.node]) in asks[share.group].kinds for share in placing)
 
     # Use
 
