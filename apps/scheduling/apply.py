@@ -16,7 +16,7 @@ from django.db import connection, transaction
 
 from apps.core.errors import DomainError
 from apps.jobs import services as jobs
-from apps.jobs.models import Allocation, Desired, Placement
+from apps.jobs.models import Allocation, Desired, Job, Placement
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling import selectors
 from apps.scheduling.engine.defragment import Proposal
@@ -178,6 +178,7 @@ def shrink_job(
     Returns:
         Whether it was asked.
     """
+    Job.objects.select_for_update(no_key=True).filter(pk=job_id).values_list("pk").first()  # it stays this attempt
     placements = Placement.objects.filter(allocation=allocation_id, allocation__ended_at=None, group_index=0)
     shares = []
     for placement in placements.prefetch_related("claims__device").order_by("node_id"):

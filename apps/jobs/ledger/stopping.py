@@ -42,7 +42,8 @@ def preempt_many(
         resizes: Jobs that give way with a part of what they hold, as in `resize_many`.
 
     Returns:
-        Why not, if one of them is not there to give way any more; empty when all were asked. Asking twice is once.
+        Why not, if one of them is not there to give way any more; empty when all were asked. Asking to leave twice
+        is once.
     """
     causes = dict.fromkeys(evictions, StopCause.PREEMPTION) | dict.fromkeys(resizes, StopCause.RESIZE)
     return _ask_all(causes, at=at, pass_id=pass_id)
@@ -54,7 +55,8 @@ def resize_many(
 ) -> str:
     """Ask running jobs to write a checkpoint and go on with more or fewer replicas, as `preempt_many` does.
 
-    They go back to the queue with their place in line, and are counted as resized: that is no preemption.
+    They go back to the queue with their place in line, and are counted as resized: that is no preemption. One that is
+    on its way to another size already is asked for no third: whoever asked first knows what is kept for it.
     """
     return _ask_all(dict.fromkeys(resizes, StopCause.RESIZE), at=at, pass_id=pass_id, reason=reason)
 
@@ -101,7 +103,7 @@ def _ask_all(
         if allocation is None or job.state not in (State.STARTING, State.RUNNING, State.PREEMPTING):
             return f"job {job.pk} no longer runs"
         if allocation.desired_state == Desired.STOP:
-            if allocation.stop_cause != cause:
+            if allocation.stop_cause != cause or cause == StopCause.RESIZE:
                 return f"job {job.pk} ends already"
             continue
         if job.spec.get("preemptible") is False:
