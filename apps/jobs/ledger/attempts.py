@@ -143,6 +143,8 @@ def _move_on(
         # Nobody's failure: the planner knows by now when the data will be there.
         _requeue(job, [Trigger.START_FAILED], at=at, retry_s=0.0)
         return "job.data_late"
+    if outcome == "start_failed" and _was_told_to_go(job, allocation):
+        outcome = "vacated"  # it crossed with what told it to go: it leaves as it was asked to
     if outcome == "start_failed":
         job.n_start_failures += 1
         if job.n_start_failures >= MAX_START_FAILURES or job.state != State.STARTING:
@@ -179,6 +181,11 @@ def _move_on(
         job.n_preemptions += 1
     _requeue(job, [Trigger.VACATED], at=at, retry_s=0.0)
     return kind
+
+
+def _was_told_to_go(job: Job, allocation: Allocation) -> bool:
+    """Whether an attempt that never ran was asked to make place, and not to end."""
+    return allocation.observed_started_at is None and job.state in (State.PREEMPTING, State.PAUSING)
 
 
 _SAVES: Final = (StopCause.PAUSE, StopCause.RESIZE)  # these give a job the time that its checkpoint takes
