@@ -178,7 +178,8 @@ def shrink_job(
     Returns:
         Whether it was asked.
     """
-    Job.objects.select_for_update(no_key=True).filter(pk=job_id).values_list("pk").first()  # it stays this attempt
+    # Under the job's lock it stays the same attempt.
+    Job.objects.select_for_update(no_key=True).filter(pk=job_id).values_list("pk").first()
     placements = Placement.objects.filter(allocation=allocation_id, allocation__ended_at=None, group_index=0)
     shares = []
     for placement in placements.prefetch_related("claims__device").order_by("node_id"):
