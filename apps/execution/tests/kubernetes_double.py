@@ -57,6 +57,7 @@ class Double:
         self.floor = 0  # versions below are compacted
         self.dead: set[str] = set()  # nodes whose kubelet answers nobody
         self.requests: list[tuple[str, str]] = []
+        self.pages: dict[str, tuple[int, list[dict[str, Any]]]] = {}  # what is left of lists, by their tokens
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._kill_at: dict[str, float] = {}
         self._retry_at: dict[tuple[str, int], float] = {}
@@ -876,19 +877,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self, ns: str, kind: str, asked: dict[str, str]) -> dict[str, Any]:
         labels, fields = asked.get("labelSelector", ""), asked.get("fieldSelector", "")
-        with self.double.lock:
-            found = [
-                copy.deepcopy(one)
-                for one in self.double._all(kind)
-                if (not ns or one["metadata"]["namespace"] == ns) and _matches(one, labels, fields)
-            ]
+        double = self.double
+        with double.lock:
+            if "continue" in asked:
+                at, found = double.pages.pop(asked["continue"], (-1, []))
+                if at < double.floor:
+                    raise Refused(410, "Expired", "The provided continue parameter is too old")
+            else:
+                at = double.version
+                found = [
+                    copy.deepcopy(one)
+                    for one in double._all(kind)
+                    if (not ns or one["metadata"]["namespace"] == ns) and _matches(one, labels, fields)
+                ]
+                found.sort(key=lambda one: one["metadata"]["name"])
+            meta = {"resourceVersion": str(at)}
+            limit = int(asked.get("limit", 0)) or len(found)
+            if found[limit:]:
+                meta["continue"] = uuid.uuid4().hex
+                double.pages[meta["continue"]] = (at, found[limit:])
             version, word = KINDS[kind]
-            return {
-                "kind": f"{word}List",
-                "apiVersion": version,
-                "metadata": {"resourceVersion": str(self.double.version)},
-                "items": sorted(found, key=lambda one: one["metadata"]["name"]),
-            }
+            return {"kind": f"{word}List", "apiVersion": version, "metadata": meta, "items": found[:limit]}
 
     def _watch(self, ns: str, kind: str, asked: dict[str, str]) -> None:
         double = self.double

@@ -349,6 +349,28 @@ def test_what_does_not_answer_is_not_connected(tmp_path: Path) -> None:
     assert not Cluster.objects.filter(name="east").exists()
 
 
+def test_a_long_list_is_read_by_pages_and_anew_when_it_was_compacted_meanwhile(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.execution.backends.kubernetes.wire.PAGE", 3)
+    names = {node.name for node in hall.backend.survey(at=now()).nodes}
+    assert names == {"here", "n1", "n2", "n3"}
+    pages = Wire._read
+
+    def compacted(self: Wire, call: Any, *args: Any, **more: Any) -> Any:
+        found = pages(self, call, *args, **more)
+        if compactions and found.get("metadata", {}).get("continue"):
+            hall.double.add_node(compactions.pop())
+            hall.double.compact()
+        return found
+
+    compactions = ["n4"]
+    monkeypatch.setattr(Wire, "_read", compacted)
+
+    assert {node.name for node in hall.backend.survey(at=now()).nodes} == names | {"n4"}
+    assert not compactions
+
+
 def test_the_rights_of_the_manifest_are_enough(hall: Hall) -> None:
     asked = hall.double.requests
     asked.clear()

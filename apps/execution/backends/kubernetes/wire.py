@@ -14,6 +14,8 @@ from kubernetes import client
 from apps.core.errors import OutsideError
 
 PATIENCE_S: Final = 20.0
+PAGE: Final = 500  # objects an answer: one of many thousand would be built whole by the API server
+_LIST_TRIES: Final = 3
 # Not 401 and 403: tokens run out and are changed, quotas of a namespace are full for a while.
 _REFUSED_FOR_GOOD: Final = frozenset({400, 422})
 
@@ -71,8 +73,7 @@ class Wire:
     # Jobs
 
     def jobs(self, selector: str) -> list[Item]:
-        found = self._read(self._batch.list_namespaced_job, self._namespace, label_selector=selector)
-        return list(found["items"])
+        return self._list(self._batch.list_namespaced_job, self._namespace, label_selector=selector)
 
     def create_job(self, body: Mapping[str, Any]) -> None:
         """Twice changes nothing the second time: names are ours alone."""
@@ -94,16 +95,14 @@ class Wire:
 
     def pods(self, selector: str) -> list[Item]:
         """Pods of our namespace."""
-        found = self._read(self._core.list_namespaced_pod, self._namespace, label_selector=selector)
-        return list(found["items"])
+        return self._list(self._core.list_namespaced_pod, self._namespace, label_selector=selector)
 
     def all_pods(self) -> list[Item]:
         """Pods of all namespaces that are on a node and not over."""
-        found = self._read(
+        return self._list(
             self._core.list_pod_for_all_namespaces,
             field_selector="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
         )
-        return list(found["items"])
 
     def patch_pod(self, pod: Item, steps: Sequence[Mapping[str, Any]]) -> bool:
         return self._patch(self._core.patch_namespaced_pod, pod, steps)
@@ -128,12 +127,33 @@ class Wire:
     # Nodes
 
     def nodes(self) -> list[Item]:
-        return list(self._read(self._core.list_node)["items"])
+        return self._list(self._core.list_node)
 
     def patch_node(self, name: str, body: Mapping[str, Any]) -> None:
         self._read(self._core.patch_node, name, body)
 
     # Within
+
+    def _list(self, call: Callable[..., Any], *args: Any, **which: Any) -> list[Item]:
+        """All of it as of one moment, page by page; from the beginning where that moment was compacted meanwhile."""
+        for n_left in reversed(range(_LIST_TRIES)):
+            try:
+                return self._pages(call, *args, **which)
+            except KubernetesError as error:
+                if error.code != 410 or not n_left:
+                    raise
+        raise AssertionError("the last try raises or returns")
+
+    def _pages(self, call: Callable[..., Any], *args: Any, **which: Any) -> list[Item]:
+        items: list[Item] = []
+        following: dict[str, str] = {}
+        while True:
+            found = self._read(call, *args, **which, limit=PAGE, **following)
+            items += found["items"]
+            token = found["metadata"].get("continue")
+            if not token:
+                return items
+            following = {"_continue": token}
 
     def _patch(self, call: Callable[..., Any], one: Item, steps: Sequence[Mapping[str, Any]]) -> bool:
         meta = one["metadata"]
