@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from apps.scheduling.engine.sizes import (
 
 if TYPE_CHECKING:
     from apps.scheduling.engine.planner import Pass
+
+BACK_WITHIN_S: Final = 60.0  # between leaving at one size and starting at another
 
 
 def grow(walk: Pass) -> None:
@@ -90,7 +92,31 @@ def _grow_one(walk: Pass, running: Running) -> None:
         return
     if not any(was_too_small for was_too_small, _ in wanted) and not gains_time(running, placing, walk.now_s):
         return  # more replicas would bring nothing, or less than the change takes
+    if not _comes_back(walk, running, placing):
+        return
     _carry_out(walk, running, placing)
+
+
+def _comes_back(walk: Pass, running: Running, placing: Placing) -> bool:
+    """Whether a job that leaves for another size could start again there, a little later than it left.
+
+    Its limit counts running time alone, so that it ends later by the time between: what begins just when it was to
+    end, such as a maintenance, would keep it from starting at all.
+    """
+    if not walk.policy.resizes_by_restart or running.ends_s == inf:
+        return True
+    gang, held = running.gang, walk.calendar.held[running.gang.id]
+    within = np.zeros(walk.frame.n_nodes, dtype=bool)
+    within[[share.node for share in placing]] = True
+    sized = walk.sizer.at(gang, sizes_of(gang, placing))
+    kind = int(walk.frame.kind[placing[0].node])
+    lasts_s = max(running.ends_s - walk.now_s, 1.0) + BACK_WITHIN_S
+    walk.calendar.lift([held])
+    try:
+        found = walk.fit(sized, kind, walk.calendar.now, lasts_s, named=True, within=within)
+    finally:
+        walk.calendar.lift([held], 1)
+    return found is not None
 
 
 def _shrink_to_most(walk: Pass, running: Running) -> None:

@@ -2,13 +2,15 @@
 
 import pytest
 
+from apps.inventory.models import Node
 from apps.jobs import services as jobs
 from apps.jobs.errors import NotNow
 from apps.jobs.lifecycle import State
 from apps.jobs.models import Allocation, DeviceClaim, Job, StopCause
 from apps.jobs.spec import ReplicaRange
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
-from apps.scheduling import services
+from apps.reservations.services import Draft, create_reservation
+from apps.scheduling import apply, services
 from apps.scheduling.models import Earmark, Pass
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -164,3 +166,97 @@ def test_a_size_that_nothing_could_bring_about_is_refused(fields, replicas):
     with pytest.raises(NotNow):
         jobs.update_job(job_id=made.pk, actor=me, at=later(30), replicas=asked)
     assert Job.objects.get(pk=made.pk).version == made.version + 2
+
+
+ELASTIC = {"min": 1, "preferred": 2, "max": 4}
+
+
+def asked_to_grow(ours, me, **fields):
+    """A job that holds two devices, and its attempt, which leaves for four."""
+    made = running(ours, me, devices=1, replicas=ELASTIC, time_limit=9000.0, **SAVES, **fields)
+    services.run_pass(at=later(400))
+    attempt = Allocation.objects.get(job=made)
+    assert attempt.stop_cause == StopCause.RESIZE
+    return made, attempt
+
+
+@pytest.mark.parametrize(
+    ("bounds", "size"),
+    [({"min": 1, "preferred": 2, "max": 2}, 2), ({"min": 6, "preferred": 6, "max": 8}, 6)],
+)
+def test_a_place_of_a_size_that_the_job_may_not_have_any_more_is_not_taken(bounds, size):
+    """Its bounds were changed while it waited to go on; a plan for the old ones would be refused, for everybody."""
+    fleet(2, 4), (ours := team())
+    me = person(ours)
+    made, attempt = asked_to_grow(ours, me)
+    end(attempt, "vacated", at=later(406))
+    jobs.update_job(job_id=made.pk, actor=me, at=later(407), replicas=ReplicaRange(**bounds))
+    other = job(ours, me, devices=1, time_limit=60.0, at=later(407))
+    services.run_pass(at=later(408))
+    assert not Pass.objects.filter(is_refused=True).exists()
+    assert (size_of(made), size_of(other)) == (size, 1)
+
+
+def test_a_place_of_a_type_that_the_job_does_not_accept_any_more_is_not_taken():
+    here, there = fleet(1, 4), fleet(1, 4)
+    ours = team()
+    me = person(ours)
+    made, attempt = asked_to_grow(ours, me, accelerators=[here.kind.name, there.kind.name])
+    end(attempt, "vacated", at=later(406))
+    held = attempt.placements.get().node.accelerator_type
+    wanted = there.kind if held == here.kind else here.kind
+    jobs.update_job(job_id=made.pk, actor=me, at=later(407), asks={"accelerators": [wanted.name]})
+    services.run_pass(at=later(408))
+    assert not Pass.objects.filter(is_refused=True).exists()
+    again = Allocation.objects.get(job=made, ended_at=None)
+    assert {placement.node.accelerator_type for placement in again.placements.all()} == {wanted}
+
+
+def test_a_pass_that_saw_a_job_before_it_was_made_smaller_does_not_make_it_larger(monkeypatch):
+    """Power control and the planner ask for a size of the same attempt at once: the first word holds."""
+    where, ours = fleet(1, 4), team()
+    me = person(ours)
+    made = running(ours, me, devices=1, replicas=ELASTIC, time_limit=9000.0, **SAVES)
+    attempt, asked = Allocation.objects.get(job=made), []
+
+    def after_power_control(taken, plan, **more):
+        if plan.resizes:
+            kept_on = {where.nodes[0].pk: 1}
+            facts = {"job_id": made.pk, "allocation_id": attempt.pk, "reason": "An event.", "at": later(400)}
+            asked.append(apply.shrink_job(kept_on=kept_on, **facts))
+        return apply_plan(taken, plan, **more)
+
+    apply_plan = apply.apply_plan
+    monkeypatch.setattr(apply, "apply_plan", after_power_control)
+    services.run_pass(at=later(400))
+    assert asked == [True]
+    ((_, _, n_replicas, _, _),) = Earmark.objects.get(job=made).shares
+    assert n_replicas == 1
+
+
+@pytest.mark.parametrize(("slack_s", "cause"), [(0, ""), (30, ""), (120, StopCause.RESIZE)])
+def test_a_job_does_not_grow_where_it_could_not_start_again_before_a_maintenance(slack_s, cause):
+    """Its limit ends just before: the moment between two sizes would put it off until the maintenance is over."""
+    fleet(1, 4), (ours := team())
+    window = Draft(
+        name="works",
+        starts_at=later(9000 + slack_s),
+        ends_at=later(20_000),
+        nodes=(Node.objects.get().name,),
+    )
+    create_reservation(draft=window, actor=None, at=NOON)
+    made = running(ours, person(ours), devices=1, replicas=ELASTIC, time_limit=9000.0, **SAVES)
+    services.run_pass(at=later(400))
+    assert size_of(made) == 2
+    assert Allocation.objects.get(job=made).stop_cause == cause
+
+
+def test_a_start_that_fails_while_it_is_called_off_is_no_end_of_the_job():
+    fleet(1, 4), (ours := team())
+    made = job(ours, person(ours), devices=1, replicas=ELASTIC, time_limit=9000.0, **SAVES)
+    services.run_pass(at=NOON)
+    services.run_pass(at=later(400))  # it starts for long, and is to start larger
+    attempt = Allocation.objects.get(job=made)
+    assert attempt.stop_cause == StopCause.RESIZE
+    again = end(attempt, "start_failed", at=later(401))
+    assert (again.state, again.n_start_failures, again.n_resizes) == (State.QUEUED, 0, 1)
