@@ -1,6 +1,6 @@
 """Who may do what, as far as people and teams decide it. Every question is asked here, once for all doors."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -134,6 +134,15 @@ def may_divide(user: User, team: Team) -> bool:
 def may_lead(user: User, team: Team) -> bool:
     """May set how far this team borrows and lends, and who is in it."""
     return is_admin(user) or is_lead(user, team)
+
+
+def led_of(user: User, teams: Iterable[Team]) -> frozenset[int]:
+    """Ids of those of these teams that this person may lead, as may_lead() says of each, at once."""
+    known = {team.name: team.pk for team in teams}
+    if is_admin(user) or not known:
+        return frozenset(known.values())
+    standings = standings_of(user, known)
+    return frozenset(pk for name, pk in known.items() if name in standings and standings[name].is_lead)
 
 
 def ceiling_of(team: Team) -> int:

@@ -1,7 +1,10 @@
 """Requests for more: who asks, who answers, and that a grant is a change of the quota like any other."""
 
+from datetime import timedelta
+
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import InvalidInput
 from apps.dashboard.tests.facility import signed_in
@@ -9,7 +12,7 @@ from apps.events.models import Event
 from apps.inventory.models import AcceleratorType
 from apps.notices.collecting import collect
 from apps.notices.models import Notice
-from apps.teams import requests, services
+from apps.teams import loans, requests, services
 from apps.teams.errors import MoreThanOwned, NotYourTeam, RequestIsAnswered
 from apps.teams.models import MemberRole, Quota, QuotaRequest, RequestState
 from apps.teams.tests.builders import NOON, person
@@ -148,3 +151,38 @@ def test_by_page_and_by_rest(scene):
     )
     assert told.json()["state"] == "granted"
     assert [one["state"] for one in rosa.get(url).json()["items"]] == ["granted", "granted"]
+
+
+def test_the_page_asks_no_more_for_more_requests_and_loans(scene):
+    vera = signed_in(scene["vera"])
+
+    def queries():
+        with CaptureQueriesContext(connection) as caught:
+            text = vera.get("/quotas/Vision/").content.decode()
+        return len(caught), text.count('value="grant"')
+
+    def asks(name):
+        made = services.create_team(name=name, parent=scene["top"], actor=scene["admin"], at=NOON)
+        requests.ask_for_more(
+            team=made, accelerator_type="H100", n_devices=1, reason="more", actor=scene["admin"], at=NOON
+        )
+        other = services.create_team(name=f"{name}-other", actor=scene["admin"], at=NOON)
+        loans.propose_loan(
+            lender=scene["top"],
+            borrower=other,
+            accelerator_type="H100",
+            n_devices=1,
+            start_at=NOON,
+            end_at=NOON + timedelta(days=300),
+            actor=scene["vera"],
+            at=NOON,
+        )
+
+    asks("first")
+    queries()
+    one, n_one = queries()
+    for name in ("second", "third", "fourth"):
+        asks(name)
+    four, n_four = queries()
+    assert (n_one, n_four) == (1, 4)
+    assert four == one

@@ -37,11 +37,14 @@ class RequestRow:
 
 def section(viewer: User, team: Team) -> dict[str, Any]:
     """What the part of the page shows."""
+    shown = list(requests.requests_of(team)[:_SHOWN])
+    sides = {one.pk: one for row in shown for one in (row.team, row.team.parent) if one is not None}
+    led, is_admin = policies.led_of(viewer, sides.values()), policies.is_admin(viewer)
     rows = []
-    for one in requests.requests_of(team)[:_SHOWN]:
+    for one in shown:
         is_open = one.state == RequestState.OPEN
-        may_answer = is_open and policies.may_divide(viewer, one.team)
-        may_withdraw = is_open and not may_answer and policies.may_lead(viewer, one.team)
+        may_answer = is_open and (is_admin or one.team.parent_id in led)
+        may_withdraw = is_open and not may_answer and one.team_id in led
         rows.append(RequestRow(one, _WORDS[RequestState(one.state)], may_answer, may_withdraw))
     return {"requests": rows, "may_ask": policies.may_lead(viewer, team)}
 

@@ -470,21 +470,23 @@ def _loans(scene: Scene, team: Team) -> dict[str, Any]:
     """What it lends and borrows, and what waits for an answer; what is long over is in the audit trail."""
     at = clock.now()
     leads = policies.may_lead(scene.viewer, team)
-    led = {one.pk: policies.may_lead(scene.viewer, one) for one in scene.teams} if leads else {}
+    shown = loans.open_and_latest(team, at=at, most_over=_N_LOANS_OVER)
+    sides = {one.pk: one for loan in shown for one in (loan.lender, loan.borrower)}
+    led = policies.led_of(scene.viewer, sides.values()) if leads else frozenset()
     rows = []
-    for loan in loans.open_and_latest(team, at=at, most_over=_N_LOANS_OVER):
+    for loan in shown:
         is_open = loan.state == LoanState.PROPOSED and loan.end_at > at
         answers, proposes = (
             (loan.lender_id, loan.borrower_id) if loan.is_asked else (loan.borrower_id, loan.lender_id)
         )
-        may_answer = is_open and led.get(answers, False)
+        may_answer = is_open and answers in led
         rows.append(
             LoanRow(
                 loan,
                 loan.lender_id == team.pk,
                 _loan_word(loan, at),
                 may_answer,
-                is_open and not may_answer and led.get(proposes, False),
+                is_open and not may_answer and proposes in led,
                 loan.state == LoanState.AGREED and loan.end_at > at and leads,
             )
         )
