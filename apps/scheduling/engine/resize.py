@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from apps.scheduling.engine.facts import BoolArray, IntArray, Placing, Resize, Running, Shape, Share
+from apps.scheduling.engine.forecast import probable_end_s
 from apps.scheduling.engine.frame import LEVELS
 from apps.scheduling.engine.placement import Found
 from apps.scheduling.engine.sizes import (
@@ -90,7 +91,9 @@ def _grow_one(walk: Pass, running: Running) -> None:
     wanted = [(before < ask.least, after >= ask.least) for before, after, ask in sizes]
     if not all(is_enough for _, is_enough in wanted):
         return
-    if not any(was_too_small for was_too_small, _ in wanted) and not gains_time(running, placing, walk.now_s):
+    ends_s = probable_end_s(running, walk.now_s, walk.snapshot.history_s)
+    is_due = any(was_too_small for was_too_small, _ in wanted)
+    if not is_due and not gains_time(running, placing, walk.now_s, ends_s):
         return  # more replicas would bring nothing, or less than the change takes
     if not _comes_back(walk, running, placing):
         return

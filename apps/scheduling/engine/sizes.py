@@ -70,15 +70,17 @@ def end_after(running: Running, placing: Placing, now_s: float) -> float:
     return end_s
 
 
-def gains_time(running: Running, placing: Placing, now_s: float) -> bool:
+def gains_time(running: Running, placing: Placing, now_s: float, probable_end_s: float) -> bool:
     """Whether it would be ready earlier with this placing, what the change takes included.
 
-    Where a limit is declared all of that counts as time ahead: nothing better is known.
+    Args:
+        probable_end_s: When it will probably end as it is; its limit, where nothing better is known.
     """
     saved_share = 1.0 - _time_ratio(running, placing)
     if saved_share <= 0:
         return False
-    return running.ends_s == inf or max(0.0, running.ends_s - now_s) * saved_share > resize_s(running.gang)
+    left_s = max(0.0, min(running.ends_s, probable_end_s) - now_s)
+    return left_s * saved_share > resize_s(running.gang)
 
 
 def _time_ratio(running: Running, placing: Placing) -> float:

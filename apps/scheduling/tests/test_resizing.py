@@ -168,6 +168,7 @@ def test_a_size_that_nothing_could_bring_about_is_refused(fields, replicas):
     assert Job.objects.get(pk=made.pk).version == made.version + 2
 
 
+SLOW = {"interval": 600, "cost": 20, "restart": 20}
 ELASTIC = {"min": 1, "preferred": 2, "max": 4}
 
 
@@ -260,3 +261,17 @@ def test_a_start_that_fails_while_it_is_called_off_is_no_end_of_the_job():
     assert attempt.stop_cause == StopCause.RESIZE
     again = end(attempt, "start_failed", at=later(401))
     assert (again.state, again.n_start_failures, again.n_resizes) == (State.QUEUED, 0, 1)
+
+
+@pytest.mark.parametrize(("took_s", "cause"), [(440.0, ""), (1000.0, StopCause.RESIZE)])
+def test_what_a_change_of_size_saves_is_judged_by_when_the_job_will_probably_end(took_s, cause):
+    """By its limit 8,600 s are left; by what its owner's last jobs took, 40 or 600. To grow takes 40 and halves them."""
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    for number in range(2):
+        before = running(ours, me, name="train", devices=1, at=later(-5000 + 2000 * number))
+        end(Allocation.objects.get(job=before), "succeeded", at=later(-5000 + 2000 * number + took_s))
+    made = running(ours, me, devices=1, replicas=ELASTIC, time_limit=9000.0, checkpoint=SLOW)
+    services.run_pass(at=later(400))
+    assert size_of(made) == 2
+    assert Allocation.objects.get(job=made).stop_cause == cause
