@@ -23,6 +23,7 @@ from apps.jobs.models import Dependency, Job
 from apps.jobs.spec import SHARE_STEPS
 from apps.scheduling.engine.facts import NONE, Facility, Gang, Policy, Running, Share
 from apps.scheduling.engine.predict import predicted_s
+from apps.scheduling.engine.sizes import Sizes, may_resize, relative_rate, sizes_of
 from apps.scheduling.snapshot import OUTSIDE_ID, Taken, take_snapshot
 
 UNKNOWN_S: Final = 3600.0  # a job of which nothing at all is known
@@ -377,7 +378,7 @@ class _Teller:
             if isinstance(value, bool) or isfinite(value):
                 row[name] = value
         usual = Policy()
-        told = {*row, "explain"}
+        told = {*row, "explain", "resizes_by_restart"}  # that is said job by job
         other = [
             item.name
             for item in fields(Policy)
@@ -453,9 +454,13 @@ class _Teller:
 
     def _running(self, run: Running) -> tuple[Row, str]:
         since_s = max(0.0, self.now_s - run.started_s)
-        pace = self._pace(run)
-        runtime_s, source = self._run_time(run.gang, pace, since_s)
-        row = self._row(run.gang) | {
+        sizes = sizes_of(run.gang, run.placing)
+        rate = relative_rate(run.gang, sizes)
+        keeps = self._keeps_its_size(run.gang)
+        # One that keeps its size is told as if that were the one that it prefers.
+        pace = self._pace(run) * (1.0 if keeps else rate)
+        runtime_s, source = self._run_time(run.gang, max(pace, 1e-6), since_s, rate if keeps else 1.0)
+        row = self._row(run.gang, sizes if keeps else None) | {
             "runtime": runtime_s,
             "running": {
                 "since": since_s,
@@ -495,8 +500,16 @@ class _Teller:
         waited_s = max(0.0, self.now_s - gang.submitted_s)
         self.jobs[name] = LiveJob(gang.id, gang.name, team, is_running, waited_s, source)
 
-    def _row(self, gang: Gang) -> Row:
-        """What a scenario says of a job, its run time and its whereabouts aside."""
+    def _keeps_its_size(self, gang: Gang) -> bool:
+        """Whether an elastic job is not given another size once it runs."""
+        return gang.is_elastic and not may_resize(gang, self.taken.policy)
+
+    def _row(self, gang: Gang, sizes: Sizes | None = None) -> Row:
+        """What a scenario says of a job, its run time and its whereabouts aside.
+
+        Args:
+            sizes: Of its groups, if these are all that it may have.
+        """
         spec = self.records.jobs[gang.id]["spec"]
         row: Row = {
             "name": self.name_of[gang.id],
@@ -512,19 +525,30 @@ class _Teller:
         if gang.deadline_s != inf:
             row["deadline"] = max(0.0, gang.deadline_s - self.now_s)
         row |= {key: spec[key] for key in _SAME_WORDS if key in spec}
+        if sizes is not None:
+            row.pop("scaling", None)
+        elif gang.is_elastic and row.get("checkpoint") and self.taken.policy.resizes_by_restart:
+            row["checkpoint"] = row["checkpoint"] | {"on_resize": True}
         if gang.datasets:
             row["datasets"] = [self.snapshot.datasets[position].name for position in gang.datasets]
         groups = spec.get("groups")
         if groups is None:
-            return row | self._asks(gang, 0, spec)
+            return row | self._asks(gang, 0, spec, sizes)
         row["groups"] = [
-            {"name": group["name"]} | self._asks(gang, index, group) for index, group in enumerate(groups)
+            {"name": group["name"]} | self._asks(gang, index, group, sizes)
+            for index, group in enumerate(groups)
         ]
         return row
 
-    def _asks(self, gang: Gang, index: int, words: Mapping[str, Any]) -> Row:
-        kinds = [self.facility.kinds[kind].name for kind in gang.shape.asks[index].kinds]
+    def _asks(self, gang: Gang, index: int, words: Mapping[str, Any], sizes: Sizes | None) -> Row:
+        ask = gang.shape.asks[index]
+        kinds = [self.facility.kinds[kind].name for kind in ask.kinds]
         same = {key: words[key] for key in _SAME_WORDS_OF_GROUPS if key in words}
+        if sizes is not None:
+            same["replicas"] = sizes[index]
+        elif ask.least != ask.most and self._keeps_its_size(gang):
+            # It starts at its preferred size at most, and does not grow afterwards.
+            same["replicas"] = {"min": ask.least, "max": ask.n_replicas}
         return same | ({"accelerators": kinds} if kinds else {})
 
     def _placed(self, gang: Gang, share: Share) -> Row:
@@ -540,28 +564,23 @@ class _Teller:
     # Run times
 
     def _pace(self, run: Running) -> float:
-        """Work it does in a second of running, as a scenario counts it."""
+        """Work it would do in a second of running at its preferred size, as a scenario counts it."""
         f = self.facility
         speeds = [
             float(f.speed[share.node]) * (f.kinds[int(f.kind[share.node])].speed if share.devices else 1.0)
             for share in run.placing
         ]
-        sizes: Counter[int] = Counter()
-        for share in run.placing:
-            sizes[share.group] += share.n_replicas
-        elastic = [
-            sizes[index] / ask.n_replicas
-            for index, ask in enumerate(run.gang.shape.asks)
-            if ask.least != ask.most
-        ]
-        return max(min(speeds, default=1.0) * min(elastic, default=1.0), 1e-6)
+        return min(speeds, default=1.0)
 
-    def _run_time(self, gang: Gang, pace: float, since_s: float | None) -> tuple[float, str]:
+    def _run_time(
+        self, gang: Gang, pace: float, since_s: float | None, rate: float = 1.0
+    ) -> tuple[float, str]:
         """Work of this attempt in seconds at full pace, and where that is from.
 
         Args:
             pace: At which it runs, or at the least will.
             since_s: How long it runs already; None: it waits.
+            rate: Of the size that is full pace here, over that of the preferred size, for which run times are declared.
         """
         record = self.records.jobs[gang.id]
         kept_s = max(0.0, record["ran_s"] - record["lost_s"])
@@ -570,7 +589,7 @@ class _Teller:
         # A job that has done part of it in an earlier attempt begins with its restart.
         restart_s = (record["spec"].get("checkpoint") or {}).get("restart", 0.0) if record["ran_s"] else 0.0
         if record["runtime_s"] is not None:
-            left_s = max(record["runtime_s"] - kept_s, _LEAST_S) + restart_s * pace
+            left_s = max(record["runtime_s"] - kept_s, _LEAST_S) / rate + restart_s * pace
             return _bounded(max(left_s, least_s)), "declared"
         predicted = predicted_s(gang, self.snapshot.history_s)
         if predicted != inf:
@@ -591,6 +610,11 @@ class _Teller:
             self.notes.append("Data sets come to every store, also to those to which nothing carries them.")
         if any(row["array__max_running"] for row in self.records.jobs.values()):
             self.notes.append("How many jobs of an array may run at once is not counted.")
+        if any(self._keeps_its_size(gang) for gang in self.snapshot.queue):
+            self.notes.append(
+                "Elastic jobs that wait and are not resized once they run, since they write no checkpoint or may not be"
+                " pre-empted, may grow up to their preferred size here."
+            )
         if self.snapshot.members:
             self.notes.append("How much one member of a team may hold at once is not counted.")
         pairs = {

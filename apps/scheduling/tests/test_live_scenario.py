@@ -221,6 +221,57 @@ def test_a_declared_run_time_counts_what_earlier_attempts_kept():
     assert row_of(read(later(300)), made)["runtime"] == 500 - kept + 5
 
 
+# Sizes
+
+ELASTIC = {"min": 1, "preferred": 4, "max": 8}
+
+
+def test_who_is_resized_by_a_restart_is_so_in_the_scenario():
+    here, ours = fleet(1, 4), team()
+    me = person(ours)
+    saving = {"interval": 100.0, "cost": 5.0, "restart": 5.0}
+    made = job(ours, me, replicas=ELASTIC, runtime=1000.0, checkpoint=saving, scaling=[[1, 0.4], [4, 1]])
+    rigid = job(ours, me, devices=2, runtime=100.0, checkpoint=saving)
+    start(made, here, grant(here.nodes[0], (0,)))
+    found = read(later(0))
+    row = row_of(found, made)
+    assert (row["checkpoint"], row["replicas"]) == ({**saving, "on_resize": True}, ELASTIC)
+    assert row_of(found, rigid)["checkpoint"] == saving
+    assert "resizes_by_restart" not in " ".join(found.assumptions.notes)
+
+
+@pytest.mark.parametrize("more", [{}, {"checkpoint": {"interval": 1e6}, "preemptible": False}])
+def test_who_keeps_its_size_in_the_running_service_keeps_it_in_the_scenario(more):
+    here, ours = fleet(2, 4), team()
+    me = person(ours)
+    of = {"replicas": ELASTIC, "scaling": [[1, 0.4], [4, 1]], **more}
+    made = job(ours, me, runtime=1000.0, **of)
+    waiting = job(ours, me, runtime=10.0, **of)
+    start(made, here, grant(here.nodes[0], (0,)))
+    found = read(later(0))
+    row = row_of(found, made)
+    assert row["replicas"] == 1
+    assert "scaling" not in row
+    assert row_of(found, waiting)["replicas"] == {"min": 1, "max": 4}
+    assert played(found)[made.pk]["end"] == 2500  # one replica does 0.4 of what four do
+    assert "may grow up to their preferred size" in " ".join(found.assumptions.notes)
+
+
+def test_the_clock_is_turned_into_work_by_the_scaling_of_a_job():
+    here, ours = fleet(1, 4), team()
+    saving = {"interval": 1e6, "cost": 5.0, "restart": 5.0}
+    made = job(
+        ours,
+        person(ours),
+        replicas={"min": 1, "preferred": 4, "max": 4},
+        time_limit=600.0,
+        checkpoint=saving,
+        scaling=[[1, 0.4], [4, 1]],
+    )
+    start(made, here, grant(here.nodes[0], (0,)))
+    assert row_of(read(later(100)), made)["runtime"] == 240
+
+
 # The queue
 
 
