@@ -75,8 +75,7 @@ class PlayFacts:
 
     runtime_s: float | None  # declared, at preferred size, full power and speed 1
     kept_s: float = 0.0  # of it, done by earlier attempts and not lost
-    n_replicas: int = 1
-    preferred_replicas: int = 1
+    rate: float = 1.0  # throughput of its size, relative to the preferred one
     speed: float = 1.0  # of the slowest member
     checkpoint_interval_s: float | None = None
     checkpoint_cost_s: float = 0.0
@@ -87,7 +86,7 @@ def play_s(facts: PlayFacts) -> float:
     """Seconds an attempt runs at full power until its work is done. A gang is as fast as its slowest member."""
     runtime_s = UNDECLARED_S if facts.runtime_s is None else facts.runtime_s
     left_s = max(runtime_s - facts.kept_s, 1.0)
-    pace = facts.speed * facts.n_replicas / max(facts.preferred_replicas, 1)
+    pace = facts.speed * facts.rate
     took_s = left_s / max(pace, 1e-6)
     if facts.checkpoint_interval_s:
         # None is written at the very end.

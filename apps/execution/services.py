@@ -5,6 +5,7 @@ by side; nothing depends on it, since launches carry fences and reports change n
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +49,7 @@ from apps.inventory.models import Cluster, Health
 from apps.jobs import services as jobs
 from apps.jobs import tokens
 from apps.jobs.models import Allocation, Desired, DeviceClaim, Observed, Placement
+from apps.jobs.selectors import relative_rate
 from apps.staging.selectors import places_of_copies
 
 # A launch that a backend keeps refusing is given up after this long, and counts as a failure to start.
@@ -460,11 +462,13 @@ def _play_facts(allocation: Allocation, placements: Sequence[Placement]) -> Play
     job, spec = allocation.job, allocation.job.spec
     checkpoint = spec.get("checkpoint") or {}
     nodes = [placement.node for placement in placements]
+    sizes: dict[int, int] = defaultdict(int)
+    for placement in placements:
+        sizes[placement.group_index] += placement.n_replicas
     return PlayFacts(
         runtime_s=job.runtime_s,
-        kept_s=max(job.ran_s - job.lost_s, 0.0),
-        n_replicas=sum(placement.n_replicas for placement in placements),
-        preferred_replicas=_preferred_replicas(spec),
+        kept_s=job.worked_s,
+        rate=relative_rate(spec, sizes),
         speed=min((node.speed * node.accelerator_type.speed for node in nodes), default=1.0),
         checkpoint_interval_s=checkpoint.get("interval"),
         checkpoint_cost_s=checkpoint.get("cost", 0.0),
@@ -480,16 +484,6 @@ def pace_of(allocation: Allocation, share: float) -> float:
         [([(x, y) for x, y in kind.power_curve], (power_w or kind.tdp_w) / kind.tdp_w) for kind in kinds],
         share,
     )
-
-
-def _preferred_replicas(spec: Mapping[str, Any]) -> int:
-    def of(group: Mapping[str, Any]) -> int:
-        replicas = group.get("replicas", 1)
-        if isinstance(replicas, int):
-            return replicas
-        return int(replicas.get("preferred") or replicas["max"])
-
-    return sum(of(group) for group in spec.get("groups") or [spec])
 
 
 # Contact ---------------------------------------------------------------------------------------------------------

@@ -79,6 +79,9 @@ class Job(models.Model):
     end_message = models.CharField(max_length=1000, blank=True)
     ran_s = models.FloatField(default=0, help_text="Running time of ended attempts.")
     lost_s = models.FloatField(default=0, help_text="Running time thrown away by losses.")
+    worked_s = models.FloatField(
+        default=0, help_text="What ended attempts did and kept, as running time at the preferred size."
+    )
     n_preemptions = models.PositiveIntegerField(default=0)
     n_moves = models.PositiveIntegerField(
         default=0, help_text="Attempts that were stopped to go on elsewhere, so that another job can start."
@@ -108,7 +111,7 @@ class Job(models.Model):
                 condition=Q(n_devices__gte=0)
                 & (Q(time_limit_s=None) | Q(time_limit_s__gt=0))
                 & (Q(runtime_s=None) | Q(runtime_s__gt=0))
-                & Q(ran_s__gte=0, lost_s__gte=0),
+                & Q(ran_s__gte=0, lost_s__gte=0, worked_s__gte=0),
                 name="job_numbers_are_sane",
             ),
             models.CheckConstraint(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from django.conf import settings
@@ -289,6 +290,43 @@ def last_checkpoint_at(allocation_ids: Collection[int]) -> dict[int, datetime]:
         for allocation_id, at in rows.values_list("allocation_id", "checkpoint_at")
         if at is not None
     }
+
+
+def is_elastic(spec: Mapping[str, Any]) -> bool:
+    """Whether a job may have more than one size, by its specification as it is kept."""
+    return any(_is_range(group) for group in spec.get("groups") or [spec])
+
+
+def relative_rate(spec: Mapping[str, Any], sizes: Mapping[int, int]) -> float:
+    """Throughput of a job relative to that at its preferred size, as the planner counts it.
+
+    In proportion to the replicas of the elastic group that is shortest, or along the points that the job declares.
+
+    Args:
+        sizes: Replicas by position of the group.
+    """
+    elastic = [
+        (sizes.get(index, 0), replicas.get("preferred") or replicas["max"])
+        for index, group in enumerate(spec.get("groups") or [spec])
+        if _is_range(group) and (replicas := group["replicas"])
+    ]
+    if not elastic:
+        return 1.0
+    points = spec.get("scaling")
+    if not points:
+        return float(min(n / preferred for n, preferred in elastic))
+    n, (first_n, first_rate) = min(n for n, _ in elastic), points[0]
+    if n <= first_n:
+        return float(first_rate * n / first_n)
+    for (low_n, low), (high_n, high) in pairwise(points):
+        if n <= high_n:
+            return float(low + (high - low) * (n - low_n) / (high_n - low_n))
+    return float(points[-1][1])
+
+
+def _is_range(group: Mapping[str, Any]) -> bool:
+    replicas = group.get("replicas")
+    return isinstance(replicas, Mapping) and replicas["min"] != replicas["max"]
 
 
 def unsaved_s(

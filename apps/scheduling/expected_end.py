@@ -49,7 +49,9 @@ def expected_end(job: Job, reason: Reason | None, at: datetime) -> ExpectedEnd |
 
 def _gang(job: Job) -> Gang:
     """The job as far as its run time goes."""
-    limit_s, work_s, done_s = what_is_left(job.time_limit_s, job.runtime_s, job.ran_s, job.lost_s)
+    limit_s, work_s, done_s = what_is_left(
+        job.time_limit_s, job.runtime_s, job.ran_s, job.lost_s, job.worked_s
+    )
     return Gang(job.pk, "", Shape(()), limit_s=limit_s, work_s=work_s, history=0, done_s=done_s)
 
 

@@ -54,7 +54,7 @@ _FIELDS: Final = (
     (
         "left_s",
         "CASE WHEN job.time_limit_s IS NOT NULL THEN greatest(job.time_limit_s - job.ran_s, 1)"
-        " WHEN job.runtime_s IS NOT NULL THEN greatest(job.runtime_s - greatest(job.ran_s - job.lost_s, 0), 1)"
+        " WHEN job.runtime_s IS NOT NULL THEN greatest(job.runtime_s - job.worked_s, 1)"
         " ELSE 'infinity' END",
         ">f8",
     ),

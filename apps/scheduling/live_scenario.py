@@ -126,7 +126,7 @@ class _Records:
             [Health.HEALTHY, taken.at],
         )
         self.cools_until_s: dict[int, float] = dict(cursor.fetchall())
-        columns = ("id", "spec", "runtime_s", "ran_s", "lost_s", "user_id", "array__max_running")
+        columns = ("id", "spec", "runtime_s", "ran_s", "worked_s", "user_id", "array__max_running")
         self.jobs: dict[int, Row] = {
             row["id"]: row
             for ids in _batched([gang.id for gang in gangs])
@@ -583,13 +583,12 @@ class _Teller:
             rate: Of the size that is full pace here, over that of the preferred size, for which run times are declared.
         """
         record = self.records.jobs[gang.id]
-        kept_s = max(0.0, record["ran_s"] - record["lost_s"])
         done_s = 0.0 if since_s is None else since_s
         least_s = (done_s + _LEAST_S) * pace
         # A job that has done part of it in an earlier attempt begins with its restart.
         restart_s = (record["spec"].get("checkpoint") or {}).get("restart", 0.0) if record["ran_s"] else 0.0
         if record["runtime_s"] is not None:
-            left_s = max(record["runtime_s"] - kept_s, _LEAST_S) / rate + restart_s * pace
+            left_s = max(record["runtime_s"] - record["worked_s"], _LEAST_S) / rate + restart_s * pace
             return _bounded(max(left_s, least_s)), "declared"
         predicted = predicted_s(gang, self.snapshot.history_s)
         if predicted != inf:

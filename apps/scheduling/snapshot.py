@@ -352,7 +352,7 @@ def forget() -> None:
 
 
 def what_is_left(
-    limit_s: float | None, runtime_s: float | None, ran_s: float, lost_s: float
+    limit_s: float | None, runtime_s: float | None, ran_s: float, lost_s: float, worked_s: float
 ) -> tuple[float, float, float]:
     """Seconds that a job may still run, that it would by its declared run time, and that earlier attempts have done.
 
@@ -360,10 +360,11 @@ def what_is_left(
         runtime_s: Counts where there is no limit.
         ran_s: All attempts together.
         lost_s: Of these, thrown away.
+        worked_s: Of the declared run time, what they did and kept.
     """
     done_s = max(ran_s - lost_s, 0.0)
     left_s = inf if limit_s is None else max(limit_s - ran_s, 1.0)
-    work_s = max(runtime_s - done_s, 1.0) if limit_s is None and runtime_s is not None else inf
+    work_s = max(runtime_s - worked_s, 1.0) if limit_s is None and runtime_s is not None else inf
     return left_s, work_s, done_s
 
 
@@ -382,7 +383,8 @@ _GANG_COLUMNS: Final = """
     extract(epoch FROM job.not_before_at)::float8, extract(epoch FROM job.retry_at)::float8,
     extract(epoch FROM job.deadline_at)::float8, job.is_held, job.array_id, arr.max_running,
     job.spec->>'reservation', job.spec->>'preemptible' IS DISTINCT FROM 'false', job.spec->'checkpoint',
-    job.spec->'scaling', job.n_preemptions + job.n_moves, job.spec->>'flexibility'
+    job.spec->'scaling', job.n_preemptions + job.n_moves, job.spec->>'flexibility',
+    job.worked_s
 """
 _GANG_TABLES: Final = "jobs_job job LEFT JOIN jobs_jobarray arr ON arr.id = job.array_id"
 _ALLOCATION_COLUMNS: Final = """
@@ -1053,8 +1055,8 @@ class _Reader:
         """The one place where a row of `_GANG_COLUMNS` becomes a Gang."""
         (job_id, version, transaction_id, _, name, shape_key, team_id, user_id, priority, submitted_s, limit_s,
          runtime_s, ran_s, lost_s, not_before_s, retry_s, deadline_s, is_held, array_id, array_max, reservation,
-         preemptible, checkpoint, scaling, n_evictions, tier) = row  # fmt: skip
-        left_s, work_s, done_s = what_is_left(limit_s, runtime_s, ran_s, lost_s)
+         preemptible, checkpoint, scaling, n_evictions, tier, worked_s) = row  # fmt: skip
+        left_s, work_s, done_s = what_is_left(limit_s, runtime_s, ran_s, lost_s, worked_s)
         # Of a hundred thousand jobs thousands say the same: what is equal is one object.
         shape_key = intern(self._measured_shape(shape_key, job_id, user_id, name))
         one = self.memory.one

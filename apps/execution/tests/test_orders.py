@@ -67,7 +67,7 @@ def test_fractions_sit_on_the_devices_that_were_granted() -> None:
         (PlayFacts(runtime_s=100), 100),
         (PlayFacts(runtime_s=None), 60),
         (PlayFacts(runtime_s=100, speed=0.5), 200),
-        (PlayFacts(runtime_s=100, n_replicas=2, preferred_replicas=4), 200),
+        (PlayFacts(runtime_s=100, rate=0.5), 200),
         (PlayFacts(runtime_s=100, kept_s=60, restart_s=5), 45),
         (PlayFacts(runtime_s=100, kept_s=200), 1),
         (PlayFacts(runtime_s=100, checkpoint_interval_s=25, checkpoint_cost_s=2), 106),

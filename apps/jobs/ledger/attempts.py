@@ -156,6 +156,7 @@ def _move_on(
         checkpoint = job.spec.get("checkpoint")
         allocation.lost_s = selectors.unsaved_s(checkpoint, ran_s, _since_checkpoint_s(allocation, at))
     job.lost_s += allocation.lost_s
+    job.worked_s += max(0.0, ran_s - allocation.lost_s) * _rate_of(job, allocation)
     if outcome == "node_lost":
         job.n_node_losses += 1
         if job.n_node_losses >= MAX_NODE_LOSSES:
@@ -226,6 +227,16 @@ def _has_saved(job: Job, allocation: Allocation, outcome: Outcome, at: datetime)
         return False
     took_s = (at - (allocation.stop_at or at)).total_seconds()
     return bool(checkpoint.get("cost", 0.0) <= took_s <= allocation.grace_s)
+
+
+def _rate_of(job: Job, allocation: Allocation) -> float:
+    """Throughput of an attempt, relative to that of the preferred size."""
+    if not selectors.is_elastic(job.spec):
+        return 1.0
+    sizes: dict[int, int] = {}
+    for group, n_replicas in allocation.placements.values_list("group_index", "n_replicas"):
+        sizes[group] = sizes.get(group, 0) + n_replicas
+    return selectors.relative_rate(job.spec, sizes)
 
 
 def _since_checkpoint_s(allocation: Allocation, at: datetime) -> float | None:

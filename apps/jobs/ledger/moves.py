@@ -14,7 +14,7 @@ from apps.jobs.models import (
 
 ATTEMPT_FIELDS: Final = (
     "state", "state_at", "queued_at", "retry_at", "ended_at", "exit_code", "end_code", "end_message",
-    "ran_s", "lost_s", "n_preemptions", "n_moves", "n_resizes", "n_start_failures", "n_node_losses",
+    "ran_s", "lost_s", "worked_s", "n_preemptions", "n_moves", "n_resizes", "n_start_failures", "n_node_losses",
 )  # fmt: skip
 
 

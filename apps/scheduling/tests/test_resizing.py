@@ -3,6 +3,7 @@
 import pytest
 
 from apps.inventory.models import Node
+from apps.jobs import selectors
 from apps.jobs import services as jobs
 from apps.jobs.errors import NotNow
 from apps.jobs.lifecycle import State
@@ -11,7 +12,9 @@ from apps.jobs.spec import ReplicaRange
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
 from apps.reservations.services import Draft, create_reservation
 from apps.scheduling import apply, services
+from apps.scheduling.engine.sizes import relative_rate
 from apps.scheduling.models import Earmark, Pass
+from apps.scheduling.snapshot import take_snapshot
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -275,3 +278,33 @@ def test_what_a_change_of_size_saves_is_judged_by_when_the_job_will_probably_end
     services.run_pass(at=later(400))
     assert size_of(made) == 2
     assert Allocation.objects.get(job=made).stop_cause == cause
+
+
+def test_work_that_was_done_at_another_size_counts_by_its_rate():
+    """400 s on one of two replicas are 200 of the 1,000 s that the job takes at its preferred size."""
+    fleet(1, 4, backend="simulated")
+    ours = team()
+    me = person(ours)
+    rigid = running(ours, me, devices=3, time_limit=300.0)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 2, "max": 2}, runtime=1000.0, **SAVES
+    )
+    assert size_of(made) == 1
+    end(Allocation.objects.get(job=rigid), "succeeded", at=later(300))
+    services.run_pass(at=later(390))
+    end(Allocation.objects.get(job=made), "vacated", at=later(400))
+    again = Job.objects.get(pk=made.pk)
+    assert (again.ran_s, again.lost_s, again.worked_s) == (400.0, 0.0, 200.0)
+    services.run_pass(at=later(400))
+    assert size_of(made) == 2
+    (run,) = take_snapshot(later(400)).snapshot.running
+    assert run.ends_s - later(400).timestamp() == 800
+
+
+@pytest.mark.parametrize(("size", "rate"), [(1, 0.3), (2, 0.6), (3, 0.8), (4, 1.0), (8, 1.0)])
+def test_the_ledger_and_the_planner_count_the_rate_of_a_size_alike(size, rate):
+    fleet(1, 8), (ours := team())
+    sizes = {"min": 1, "preferred": 4, "max": 8}
+    made = job(ours, person(ours), replicas=sizes, scaling=[[2, 0.6], [4, 1]])
+    (gang,) = take_snapshot(NOON).snapshot.queue
+    assert selectors.relative_rate(made.spec, {0: size}) == relative_rate(gang, (size,)) == rate
