@@ -13,7 +13,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.utils.module_loading import import_string
 
 from apps.jobs.lifecycle import ENDED, HOLDING, State
-from apps.jobs.models import Allocation, Job, Progress
+from apps.jobs.models import Allocation, DeviceClaim, Job, Progress
 from apps.jobs.spec import JobRequest
 from apps.teams import policies as teams
 from apps.teams.models import User
@@ -295,6 +295,12 @@ def last_checkpoint_at(allocation_ids: Collection[int]) -> dict[int, datetime]:
 def is_elastic(spec: Mapping[str, Any]) -> bool:
     """Whether a job may have more than one size, by its specification as it is kept."""
     return any(_is_range(group) for group in spec.get("groups") or [spec])
+
+
+def n_devices_held(allocation: Allocation) -> Decimal:
+    """Devices that an attempt holds now; of a device that it shares, its share."""
+    claims = DeviceClaim.objects.filter(placement__allocation=allocation, released_at=None)
+    return claims.aggregate(held=Sum("share"))["held"] or Decimal(0)
 
 
 def relative_rate(spec: Mapping[str, Any], sizes: Mapping[int, int]) -> float:

@@ -101,11 +101,21 @@ class TeamLoad:
     n_waiting: int
 
 
+# What a job holds; only elastic ones may hold more or less than they ask for.
+_HELD: Final = (
+    "CASE WHEN spec @? '$.replicas.max' OR spec @? '$.groups[*].replicas.max' THEN"
+    " (SELECT coalesce(sum(claim.share), 0) FROM jobs_deviceclaim claim"
+    " JOIN jobs_placement placement ON placement.id = claim.placement_id"
+    " JOIN jobs_allocation allocation ON allocation.id = placement.allocation_id"
+    " WHERE allocation.job_id = jobs_job.id AND claim.released_at IS NULL) ELSE n_devices END"
+)
+
+
 def load_by_team() -> tuple[TeamLoad, ...]:
     """All teams, by name, from the jobs themselves. Everyone signed in may know."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT team.id, team.name, coalesce(parent.name, ''),"
+            "SELECT team.id, team.name, coalesce(parent.name, ''),"  # noqa: S608 (words of our own)
             " EXISTS (SELECT 1 FROM teams_team child WHERE child.parent_id = team.id),"
             " (SELECT sum(entitlement)::int FROM teams_quota quota WHERE quota.team_id = team.id)"
             "  + coalesce((SELECT sum(loan.n_devices * CASE WHEN loan.borrower_id = team.id THEN 1 ELSE -1 END)"
@@ -114,7 +124,7 @@ def load_by_team() -> tuple[TeamLoad, ...]:
             " coalesce(load.held, 0), coalesce(load.waiting, 0), coalesce(load.n_running, 0),"
             " coalesce(load.n_waiting, 0) FROM teams_team team"
             " LEFT JOIN teams_team parent ON parent.id = team.parent_id"
-            " LEFT JOIN (SELECT team_id, sum(n_devices) FILTER (WHERE state <> 'queued') AS held,"
+            f" LEFT JOIN (SELECT team_id, sum({_HELD}) FILTER (WHERE state <> 'queued') AS held,"
             "  sum(n_devices) FILTER (WHERE state = 'queued') AS waiting,"
             "  count(*) FILTER (WHERE state <> 'queued') AS n_running,"
             "  count(*) FILTER (WHERE state = 'queued') AS n_waiting FROM jobs_job"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from apps.core import clock
 from apps.core.errors import OutsideError
 from apps.dashboard import words
-from apps.dashboard.asks import asks_of
+from apps.dashboard.asks import Asks, asks_of
 from apps.dashboard.frame import frame_of
 from apps.dashboard.leaves import Spine, spines_of
 from apps.dashboard.paging import slice_of
@@ -348,7 +348,7 @@ def _base(seen: Seen) -> dict[str, Any]:
         "job": job,
         "rights": seen.rights,
         "look": _look(job),
-        "asks": asks_of(job),
+        "asks": _asks(job, allocation),
         "ceiling": policies.ceiling_of(job.team),
         "reason": reason,
         "allocation": allocation,
@@ -363,6 +363,14 @@ def _base(seen: Seen) -> dict[str, Any]:
         "ends_at": _ends_at(job, at),
         "n_attempts": latest.fence if latest else 0,
     }
+
+
+def _asks(job: Job, allocation: Allocation | None) -> Asks:
+    """What a job asks for; of an elastic one that runs, what it holds."""
+    asks = asks_of(job)
+    if allocation is None or not selectors.is_elastic(job.spec):
+        return asks
+    return replace(asks, n_devices=selectors.n_devices_held(allocation))
 
 
 def _ends_at(job: Job, at: datetime) -> datetime | None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from apps.dashboard.tests.facility import signed_in
 from apps.inventory.models import Node
 from apps.jobs import selectors
 from apps.jobs import services as jobs
@@ -11,7 +12,7 @@ from apps.jobs.models import Allocation, DeviceClaim, Job, StopCause
 from apps.jobs.spec import ReplicaRange
 from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
 from apps.reservations.services import Draft, create_reservation
-from apps.scheduling import apply, services
+from apps.scheduling import apply, board, services
 from apps.scheduling.engine.sizes import relative_rate
 from apps.scheduling.models import Earmark, Pass
 from apps.scheduling.snapshot import take_snapshot
@@ -308,3 +309,17 @@ def test_the_ledger_and_the_planner_count_the_rate_of_a_size_alike(size, rate):
     made = job(ours, person(ours), replicas=sizes, scaling=[[2, 0.6], [4, 1]])
     (gang,) = take_snapshot(NOON).snapshot.queue
     assert selectors.relative_rate(made.spec, {0: size}) == relative_rate(gang, (size,)) == rate
+
+
+def test_a_team_is_said_to_hold_what_its_elastic_jobs_hold():
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    running(ours, me, devices=1, time_limit=9000.0)
+    made = running(
+        ours, me, devices=1, replicas={"min": 1, "preferred": 4, "max": 4}, time_limit=9000.0, **SAVES
+    )
+    assert size_of(made) == 3
+    (load,) = board.load_by_team()
+    assert (load.held, load.n_running) == (4, 2)
+    page = signed_in(me).get(f"/jobs/{made.pk}/").content.decode()
+    assert "<dt>Holds</dt><dd>3 devices" in page
