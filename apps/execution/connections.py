@@ -30,7 +30,7 @@ from apps.execution.kubernetes_models import (
     default_labels,
     seal_token,
 )
-from apps.execution.slurm_models import SlurmConnection, SlurmCredential, new_mark, seal
+from apps.execution.slurm_models import SlurmConnection, SlurmCredential, SlurmRun, new_mark, seal
 from apps.inventory import services as inventory
 from apps.inventory.models import Backend, Cluster
 from apps.teams import policies
@@ -113,6 +113,10 @@ def change_slurm(*, cluster: Cluster, draft: SlurmDraft, actor: User | None, at:
     def keep() -> dict[str, str]:
         found = SlurmConnection.objects.select_for_update().get(cluster=cluster)
         before = {"rest_url": found.rest_url, "user_name": found.user_name}
+        open_runs = SlurmRun.objects.filter(cluster=cluster, ended_at=None)
+        if not _is_one_folder(draft.shared_dir, found.shared_dir) and open_runs.exists():
+            # It tells whether a run began and how it ended: without that a run that is over would be run again.
+            raise InvalidInput.of("shared_dir", "must stay while jobs run that write to it")
         for name in ("rest_url", "user_name", "credential", "partition", "shared_dir", "slurm_conf"):
             setattr(found, name, getattr(draft, name))
         found.sealed_secret = seal(draft.secret)
@@ -368,6 +372,13 @@ def _key_of(draft: SlurmDraft) -> bytes:
     if len(key) < 16:
         raise InvalidInput.of("secret", "must be the whole key: it has fewer than 16 bytes")
     return key
+
+
+def _is_one_folder(one: str, other: str) -> bool:
+    try:
+        return one == other or os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _require_shared(folder: str) -> None:

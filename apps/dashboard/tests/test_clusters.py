@@ -7,7 +7,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.dashboard.tests.facility import signed_in
-from apps.execution.models import SlurmConnection
+from apps.execution import connections
+from apps.execution.backends.base import Survey
+from apps.execution.models import SlurmConnection, SlurmRun
+from apps.execution.slurm_models import seal
 from apps.inventory.models import Backend, Cluster, Node, OutsideUse
 from apps.jobs.tests.builders import allocate, fleet, grant, job, team
 from apps.jobs.tests.builders import person as member
@@ -194,3 +197,28 @@ def test_a_kubernetes_is_tried_connected_and_reached_in_another_way(kubernetes):
     assert (moved.status_code, 'id="error-token"' in moved.content.decode()) == (400, True)
     assert client.post(f"{page}change/", {**given, "token": "", "act": "save"}).status_code == 302
     assert cluster.kubernetes.token == given["token"]
+
+
+def test_the_shared_folder_stays_while_jobs_write_to_it(monkeypatch, tmp_path):
+    """Whether a run began, and how it ended, stands there: looked for elsewhere it would be run again."""
+    monkeypatch.setattr(connections, "try_slurm", lambda draft: Survey(nodes=(), version="22.05"))
+    where, admin = fleet(1, 4, backend=Backend.SLURM), signed_in(person("ada", "admin"))
+    given = form(shared_dir=str(tmp_path))
+    kept = {name: given[name] for name in ("rest_url", "user_name", "credential", "shared_dir")}
+    SlurmConnection.objects.create(cluster=where.cluster, sealed_secret=seal(given["secret"]), **kept)
+    run = SlurmRun.objects.create(cluster=where.cluster, allocation_id=1, job_id=1, fence=1, claimed_at=NOON)
+    body = {"engine": "slurm", "values": {k: v for k, v in given.items() if k != "name"}}
+    url = f"/api/v1/clusters/{where.cluster.name}/connection"
+
+    def put(folder):
+        body["values"]["shared_dir"] = str(folder)
+        return admin.put(url, body, content_type="application/json")
+
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "same").symlink_to(tmp_path)
+    refused = put(tmp_path / "elsewhere")
+    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (400, "values.shared_dir")
+    assert put(tmp_path / "same").status_code == 200
+    run.ended_at, run.reason = NOON, "exited"
+    run.save()
+    assert put(tmp_path / "elsewhere").status_code == 200
