@@ -323,3 +323,12 @@ def test_a_team_is_said_to_hold_what_its_elastic_jobs_hold():
     assert (load.held, load.n_running) == (4, 2)
     page = signed_in(me).get(f"/jobs/{made.pk}/").content.decode()
     assert "<dt>Holds</dt><dd>3 devices" in page
+
+
+def test_the_page_of_a_job_that_changes_its_size_does_not_say_that_another_job_takes_its_place():
+    fleet(1, 4), (ours := team())
+    me = person(ours)
+    made, _ = asked_to_grow(ours, me)
+    page = signed_in(me).get(f"/jobs/{made.pk}/").content.decode()
+    assert "Changing its size" in page
+    assert "to another job" not in page
