@@ -1,6 +1,9 @@
 """Elastic jobs in the running service: another size by a checkpoint and a restart, in a place that is kept for them."""
 
+from threading import Event, Thread, Timer
+
 import pytest
+from django.db import connection, transaction
 
 from apps.dashboard.tests.facility import signed_in
 from apps.inventory.models import Node
@@ -8,11 +11,12 @@ from apps.jobs import selectors
 from apps.jobs import services as jobs
 from apps.jobs.errors import NotNow
 from apps.jobs.lifecycle import State
-from apps.jobs.models import Allocation, DeviceClaim, Job, StopCause
+from apps.jobs.models import Allocation, Desired, DeviceClaim, Job, StopCause
 from apps.jobs.spec import ReplicaRange
-from apps.jobs.tests.builders import NOON, end, fleet, job, later, person, team
+from apps.jobs.tests.builders import NOON, end, fleet, grant, job, later, person, start, team
 from apps.reservations.services import Draft, create_reservation
 from apps.scheduling import apply, board, services
+from apps.scheduling.apply import shrink_job
 from apps.scheduling.engine.sizes import relative_rate
 from apps.scheduling.models import Earmark, Pass
 from apps.scheduling.snapshot import take_snapshot
@@ -269,7 +273,7 @@ def test_a_start_that_fails_while_it_is_called_off_is_no_end_of_the_job():
 
 @pytest.mark.parametrize(("took_s", "cause"), [(440.0, ""), (1000.0, StopCause.RESIZE)])
 def test_what_a_change_of_size_saves_is_judged_by_when_the_job_will_probably_end(took_s, cause):
-    """By its limit 8,600 s are left; by what its owner's last jobs took, 40 or 600. To grow takes 40 and halves them."""
+    """By its limit 8,600 s are left; by its owner's last jobs 40 or 600. To grow takes 40 and halves them."""
     fleet(1, 4), (ours := team())
     me = person(ours)
     for number in range(2):
@@ -332,3 +336,33 @@ def test_the_page_of_a_job_that_changes_its_size_does_not_say_that_another_job_t
     page = signed_in(me).get(f"/jobs/{made.pk}/").content.decode()
     assert "Changing its size" in page
     assert "to another job" not in page
+
+
+def test_an_attempt_that_ends_just_now_is_not_mistaken_for_the_next():
+    """The job is moved while it is to shrink: what would be kept for it is no longer where it runs."""
+    where, ours = fleet(2, 4), team()
+    made = job(ours, person(ours), devices=1, replicas={"min": 1, "preferred": 4, "max": 4}, **SAVES)
+    every = (0, 1, 2, 3)
+    first = start(made, where, grant(where.nodes[0], every, n_replicas=4))
+    holds, goes_on = Event(), Event()
+
+    def move_on():
+        try:
+            with transaction.atomic():
+                end(first, "node_lost", at=later(60))
+                start(made, where, grant(where.nodes[1], every, n_replicas=4), at=later(61))
+                holds.set()
+                goes_on.wait(10)
+        finally:
+            connection.close()
+
+    other = Thread(target=move_on)
+    other.start()
+    assert holds.wait(10)
+    Timer(0.5, goes_on.set).start()
+    kept_on = {where.nodes[0].pk: 2}
+    is_asked = shrink_job(job_id=made.pk, allocation_id=first.pk, kept_on=kept_on, reason="", at=later(62))
+    other.join()
+    assert not is_asked
+    assert Allocation.objects.get(job=made, ended_at=None).desired_state == Desired.RUN
+    assert not Earmark.objects.exists()
