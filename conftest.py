@@ -166,6 +166,7 @@ def slurm(slurm_of_session: "SlurmCluster") -> "Generator[SlurmCluster]":
 @pytest.fixture
 def kubernetes() -> "Generator[Double]":
     """A Kubernetes of the tests' own: nodes `here` and n1 to n3."""
+    from apps.execution.backends.kubernetes import watching
     from apps.execution.tests.kubernetes_double import Double
 
     double = Double().up()
@@ -174,4 +175,5 @@ def kubernetes() -> "Generator[Double]":
     try:
         yield double
     finally:
+        watching.forget()
         double.down()

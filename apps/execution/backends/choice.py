@@ -33,7 +33,7 @@ def backend_of(cluster: Cluster) -> Backend:
         case Kind.SLURM:
             return SlurmBackend(slurm_place_of(cluster))
         case Kind.KUBERNETES:
-            return KubernetesBackend(kubernetes_place_of(cluster))
+            return KubernetesBackend(kubernetes_place_of(cluster), is_watching=True)
         case _:
             raise OutsideError(f"Clusters of kind {cluster.backend} are not supported yet.", permanent=True)
 

@@ -56,7 +56,10 @@ class Double:
         self.version = 1
         self.floor = 0  # versions below are compacted
         self.dead: set[str] = set()  # nodes whose kubelet answers nobody
-        self.requests: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []  # verb and path; WATCH is a verb of its own
+        self.refused: set[str] = set()  # verbs that nobody may
+        self.is_mute = False  # watches say nothing, and do not end
+        self._n_cuts = 0
         self.pages: dict[str, tuple[int, list[dict[str, Any]]]] = {}  # what is left of lists, by their tokens
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._kill_at: dict[str, float] = {}
@@ -118,6 +121,12 @@ class Double:
         with self.lock:
             self.floor = self.version
             self.log.clear()
+
+    def cut(self) -> None:
+        """Break the connections of all watches."""
+        with self.lock:
+            self._n_cuts += 1
+            self.news.notify_all()
 
     def lose_node(self, name: str) -> None:
         """Its heartbeats stop; what it runs goes on, and nobody hears of it."""
@@ -813,8 +822,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length) or b"{}") if length else {}
         url = urlsplit(self.path)
         asked = {key: values[0] for key, values in parse_qs(url.query).items()}
-        self.double.requests.append((self.command, url.path))
+        is_watch = self.command == "GET" and asked.get("watch") in ("true", "True", "1")
+        verb = "WATCH" if is_watch else self.command
+        self.double.requests.append((verb, url.path))
         try:
+            if verb in self.double.refused:
+                raise Refused(403, "Forbidden", f"cannot {verb.lower()} resource at {url.path}")
             if url.path.startswith("/version"):
                 self._answer(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2-double"})
                 return
@@ -910,6 +923,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         at = int(asked.get("resourceVersion") or double.version)
+        n_cuts = double._n_cuts
 
         def fits(one: dict[str, Any] | None) -> bool:
             return (
@@ -922,6 +936,11 @@ class _Handler(BaseHTTPRequestHandler):
             while True:
                 events = []
                 with double.lock:
+                    if double._n_cuts != n_cuts:
+                        raise ConnectionResetError
+                    if double.is_mute and not double._is_over.is_set():
+                        double.news.wait(0.05)
+                        continue
                     if at < double.floor:
                         gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
                         self._line({"type": "ERROR", "object": gone})

@@ -1,5 +1,6 @@
 """The planner, the ledger and a Kubernetes together. The double plays it; see `kubernetes_double.py` for what it is."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from apps.core.errors import OutsideError
 from apps.execution import services as execution
 from apps.execution import surveying
 from apps.execution.backends.base import EndReason, RunState
-from apps.execution.backends.choice import backend_of
+from apps.execution.backends.choice import backend_of, kubernetes_place_of
+from apps.execution.backends.kubernetes import watching
 from apps.execution.backends.kubernetes.backend import KubernetesBackend
 from apps.execution.backends.kubernetes.wire import Wire
 from apps.execution.models import KubernetesConnection, KubernetesRun
@@ -293,6 +296,23 @@ def test_a_cordon_there_drains_here_and_is_never_lifted_by_us(hall: Hall) -> Non
     hall.tick_until(lambda: Node.objects.get(name="n1").drain_asked_at is None)
 
 
+def test_a_cordon_of_somebody_else_in_the_same_moment_is_not_taken_for_ours(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def patch(self: Wire, node: Any, body: Any) -> bool:
+        theirs = {"spec": {"unschedulable": True}}
+        hall.double.change("nodes", "", "n1", theirs, is_json_patch=False)
+        return whole(self, node, body)
+
+    whole = Wire.patch_node
+    monkeypatch.setattr(Wire, "patch_node", patch)
+    hall.backend.drain("n1", "fans")
+    monkeypatch.undo()
+    hall.backend.resume("n1")
+
+    assert hall.double.get("nodes", "", "n1")["spec"]["unschedulable"] is True
+
+
 def test_a_drain_here_cordons_there_and_is_taken_back(hall: Hall) -> None:
     node = Node.objects.get(name="n1")
     inventory.drain_node(node_id=node.pk, actor=None, at=now(), reason="fans")
@@ -353,7 +373,8 @@ def test_a_long_list_is_read_by_pages_and_anew_when_it_was_compacted_meanwhile(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.execution.backends.kubernetes.wire.PAGE", 3)
-    names = {node.name for node in hall.backend.survey(at=now()).nodes}
+    unwatched = KubernetesBackend(kubernetes_place_of(hall.cluster))
+    names = {node.name for node in unwatched.survey(at=now()).nodes}
     assert names == {"here", "n1", "n2", "n3"}
     pages = Wire._read
 
@@ -367,7 +388,7 @@ def test_a_long_list_is_read_by_pages_and_anew_when_it_was_compacted_meanwhile(
     compactions = ["n4"]
     monkeypatch.setattr(Wire, "_read", compacted)
 
-    assert {node.name for node in hall.backend.survey(at=now()).nodes} == names | {"n4"}
+    assert {node.name for node in unwatched.survey(at=now()).nodes} == names | {"n4"}
     assert not compactions
 
 
@@ -403,4 +424,130 @@ def right_of(method: str, path: str) -> tuple[str, str, str] | None:
     resource = f"{parts[0]}/{parts[2]}" if len(parts) > 2 else parts[0]
     if method == "GET":
         return kind, resource, "get" if len(parts) > 1 else "list"
-    return kind, resource, {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+    return kind, resource, {"POST": "create", "PATCH": "patch", "DELETE": "delete", "WATCH": "watch"}[method]
+
+
+# Watches
+
+
+def lists_of(hall: Hall) -> list[str]:
+    """What was listed since this was last asked, but for the question whether anybody is there."""
+    asked = [path.rsplit("/", 1)[1] for verb, path in hall.double.requests if verb == "GET"]
+    hall.double.requests.clear()
+    return [kind for kind in asked if kind in ("pods", "nodes")]
+
+
+def look_on(hall: Hall) -> set[str]:
+    """One look of each kind, as the loops do; the nodes there are."""
+    hall.backend.list_seen(at=now())
+    return {node.name for node in hall.backend.survey(at=now()).nodes}
+
+
+def is_settled(hall: Hall) -> bool:
+    look_on(hall)
+    lists_of(hall)
+    look_on(hall)
+    return not lists_of(hall)
+
+
+def test_what_only_runs_is_not_listed_again_and_what_becomes_of_it_is_seen_all_the_same(hall: Hall) -> None:
+    hall.backend.launch([shell("sleep 600", n_replicas=2)], at=now())
+    wait_for(hall.backend, RunState.RUNNING)
+    wait_until(lambda: is_settled(hall))
+
+    for _ in range(20):
+        look_on(hall)
+
+    assert lists_of(hall) == []
+    hall.stranger("n3", 2)
+    hall.double.evict("default", hall.pods()[0]["metadata"]["name"])
+    assert wait_for(hall.backend, RunState.ENDED).reason == EndReason.LOST
+    held = {(use.node, len(use.device_indices)) for use in hall.backend.survey(at=now()).foreign}
+    assert held == {("n3", 2)}
+    wait_until(lambda: not look_on(hall) or not hall.double._all("jobs"))
+    assert not hall.pods()[1:]
+
+
+def test_a_watch_that_is_too_old_is_followed_by_one_list(hall: Hall) -> None:
+    wait_until(lambda: is_settled(hall))
+    with hall.double.lock:
+        hall.double.add_node("n4")
+        hall.double.compact()
+
+    wait_until(lambda: "n4" in look_on(hall))
+
+    assert sorted(lists_of(hall)) == ["nodes", "pods", "pods"]
+    hall.double.add_node("n5")
+    wait_until(lambda: "n5" in look_on(hall))
+    assert lists_of(hall) == []
+
+
+def test_what_happened_while_the_watches_were_cut_is_seen(hall: Hall) -> None:
+    hall.backend.launch([shell("sleep 600")], at=now())
+    wait_for(hall.backend, RunState.RUNNING)
+    wait_until(lambda: is_settled(hall))
+    with hall.double.lock:
+        hall.double.cut()
+        hall.double.delete("nodes", "", "n2", {})
+        hall.double.delete("jobs", "default", hall.double._all("jobs")[0]["metadata"]["name"],
+                           {"propagationPolicy": "Background"})  # fmt: skip
+
+    wait_until(lambda: "n2" not in look_on(hall))
+    assert wait_for(hall.backend, RunState.ENDED).reason == EndReason.LOST
+
+
+def test_watches_that_fall_silent_are_given_up(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "SILENCE_S", 0.5)
+    watching.forget()
+    hall.backend = backend_of(hall.cluster)
+    look_on(hall)
+    hall.double.is_mute = True
+
+    hall.double.add_node("n4")
+
+    wait_until(lambda: "n4" in look_on(hall))
+
+
+def test_without_the_right_to_watch_all_is_listed(hall: Hall) -> None:
+    hall.double.refused.add("WATCH")
+    watching.forget()
+    hall.backend = backend_of(hall.cluster)
+
+    made = hall.submit("#!/bin/sh\ntrue\n", replicas=2, devices=8)
+
+    hall.until(made, State.SUCCEEDED)
+
+
+def test_nothing_is_concluded_from_watches_that_are_behind(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall.backend.launch([shell("sleep 600")], at=now())
+    wait_for(hall.backend, RunState.RUNNING)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watching.Stream, "read", lambda self, wire: {})
+        for _ in range(3):
+            assert look(hall.backend).state == RunState.RUNNING
+    assert len(hall.pods()) == len(hall.double._all("jobs")) == 1
+
+
+def test_a_cluster_that_does_not_answer_any_more_is_told_at_once(hall: Hall) -> None:
+    wait_until(lambda: is_settled(hall))
+    hall.double.is_mute = True
+    hall.double.refused.add("GET")
+
+    with pytest.raises(OutsideError, match="refuses"):
+        hall.backend.list_seen(at=now())
+
+
+def test_watches_that_nobody_reads_end(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "STREAM_S", 1)
+    monkeypatch.setattr(watching, "UNREAD_S", 0.5)
+    watching.forget()
+    hall.backend = backend_of(hall.cluster)
+    others = set(threading.enumerate())
+    look_on(hall)
+    ours = set(threading.enumerate()) - others
+    assert len(ours) >= 4
+
+    wait_until(lambda: not any(thread.is_alive() for thread in ours))

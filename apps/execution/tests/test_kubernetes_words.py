@@ -1,6 +1,7 @@
 """From an order to a Job, and back from what Kubernetes writes."""
 
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,17 @@ def test_memory_is_read_in_every_unit(said: str, gib: float) -> None:
 
 def test_a_share_of_a_core_is_read() -> None:
     assert (orders.cpus_of("64"), orders.cpus_of("1500m")) == (64, 1.5)
+
+
+def test_containers_that_only_begin_a_pod_hold_their_devices_one_after_another() -> None:
+    def one(n_gpus: int, **more: str) -> dict[str, Any]:
+        return {"resources": {"limits": {"nvidia.com/gpu": str(n_gpus)}}, **more}
+
+    def held(containers: list[Any], begins: list[Any]) -> int:
+        pod = {"spec": {"containers": containers, "initContainers": begins}}
+        return orders.gpus_of(pod, "nvidia.com/gpu")
+
+    assert held([one(2), one(1)], []) == 3
+    assert held([one(2)], [one(4), one(1)]) == 4
+    assert held([one(2)], [one(1, restartPolicy="Always"), one(1)]) == 3
+    assert held([{"resources": {}}], [{}]) == 0

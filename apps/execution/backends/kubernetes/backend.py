@@ -12,7 +12,7 @@ hangs on having watched at the right moment.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -39,14 +39,24 @@ from apps.execution.backends.base import (
 )
 from apps.execution.backends.kept import KeptRuns
 from apps.execution.backends.kubernetes import orders as writing
-from apps.execution.backends.kubernetes.orders import KEPT, MARK, is_gated, is_leaving, is_over
-from apps.execution.backends.kubernetes.wire import Address, Item, NoAnswer, Wire
+from apps.execution.backends.kubernetes.orders import ALLOCATION, KEPT, MARK, is_gated, is_leaving, is_over
+from apps.execution.backends.kubernetes.watching import (
+    OtherPod,
+    OwnJob,
+    OwnPod,
+    Watches,
+    new_watches,
+    watches_of,
+)
+from apps.execution.backends.kubernetes.wire import Address, Item, Kind, NoAnswer, Wire
 from apps.execution.backends.local import n_bytes_of_a_cut_character
 from apps.execution.kubernetes_models import KubernetesLog, KubernetesRun
 
 OUR_CORDON: Final = f"{writing.DOMAIN}/cordon"
 LEAVING_FOR: Final = timedelta(seconds=5)  # then a pod that nobody of us told to leave was taken away
 LOG_LIMIT_BYTES: Final = 4 * 2**20  # of each rank
+_IDS_A_REQUEST: Final = 200  # they stand in its address, which servers take up to 8 kB of
+_ONE_BY_ONE: Final = 1000  # runs that are asked for by their ids; of more, everything is listed
 _REFUSALS: Final = ("OutOf", "NodeAffinity", "UnexpectedAdmissionError", "NodeShutdown")
 
 
@@ -68,8 +78,14 @@ class KubernetesBackend(KeptRuns[KubernetesRun]):
     _runs = KubernetesRun
     _lock_class = 0x51A3
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, is_watching: bool = False) -> None:
+        """`is_watching`: for a process that looks every few seconds; else each look lists everything."""
         self._place = place
+        self._watches: Watches | None = None
+        if is_watching:
+            self._watches = watches_of(
+                place.cluster_id, place.address, mark=place.mark, resource=place.resource
+            )
         self._cluster_id = place.cluster_id
         self._ours = f"{MARK}={place.mark}"
 
@@ -138,14 +154,14 @@ class KubernetesBackend(KeptRuns[KubernetesRun]):
                     self._ask(row, stop.grace_s, at)
                     asked.append(row)
         if asked:
-            self._look(asked, at)
+            self._look({row.allocation_id: row for row in asked}, at)
 
     def set_limits(self, limits: Mapping[int, float | None], *, at: datetime) -> None:
         live = [row for row in self._rows(list(limits)).values() if row.ended_at is None]
         if not live:
             return
         with self._wire() as wire:
-            jobs = {writing.whose(job)[0]: job for job in wire.jobs(self._ours)}
+            jobs = {writing.whose(job)[0]: job for job in self._read(wire, Kind.JOBS, list(limits))}
             for row in live:
                 limit_s = limits[row.allocation_id]
                 deadline_s = writing.deadline_s(limit_s, row.grace_s)
@@ -162,30 +178,107 @@ class KubernetesBackend(KeptRuns[KubernetesRun]):
 
     def list_seen(self, *, at: datetime) -> list[Seen]:
         rows = KubernetesRun.objects.filter(cluster=self._cluster_id, is_forgotten=False)
-        known = self._look(list(rows.order_by("allocation_id")), at, is_whole=True)
-        return [_seen(row) for row in sorted(known, key=lambda row: row.allocation_id)]
+        known = {row.allocation_id: row for row in rows.order_by("allocation_id")}
+        if self._watches is None:
+            known = self._look(known, at, is_whole=True)
+        else:
+            known = self._look_where_needed(self._watches, known, at)
+        return [_seen(known[allocation_id]) for allocation_id in sorted(known)]
+
+    def _look_where_needed(
+        self, watches: Watches, rows: Mapping[int, KubernetesRun], at: datetime
+    ) -> dict[int, KubernetesRun]:
+        """Look at runs that have changed, have anything before them, or that nobody knew; leave the others."""
+        with self._wire() as wire:
+            wire.is_there()  # a silent watch proves nothing
+            found = _versions_of(watches.jobs.read(wire), watches.pods.read(wire))
+        needed = set(found) - set(rows)
+        for allocation_id, row in rows.items():
+            if row.ended_at is not None:
+                is_needed = allocation_id in found  # something of it is left to be taken away
+            else:
+                seen_before = watches.settled.get(allocation_id)
+                is_needed = seen_before is None or seen_before != found.get(allocation_id)
+            if is_needed or self._has_ahead(row, at):
+                needed.add(allocation_id)
+        for allocation_id in set(watches.settled) - set(rows):
+            del watches.settled[allocation_id]
+        if len(needed) > _ONE_BY_ONE:
+            return self._look(rows, at, is_whole=True)
+        looked = self._look({key: row for key, row in rows.items() if key in needed}, at, others=needed)
+        return {**rows, **looked}
+
+    def _has_ahead(self, row: KubernetesRun, at: datetime) -> bool:
+        """Whether there is something to do for it whatever the cluster says."""
+        if row.ended_at is not None:
+            return False
+        is_to_end = row.stop_asked_at is not None or bool(row.lost_because)
+        return row.started_at is None or is_to_end or self._is_overdue(row, at)
+
+    def _read(self, wire: Wire, kind: Kind, allocation_ids: Collection[int]) -> Iterator[Item]:
+        """What there is now of these."""
+        ids = sorted(allocation_ids)
+        for begin in range(0, len(ids), _IDS_A_REQUEST):
+            some = ",".join(map(str, ids[begin : begin + _IDS_A_REQUEST]))
+            yield from wire.list_all(kind, f"{self._ours},{ALLOCATION} in ({some})")[0]
 
     def _look(
-        self, rows: Sequence[KubernetesRun], at: datetime, *, is_whole: bool = False
-    ) -> list[KubernetesRun]:
-        """Bring these runs on, as far as the cluster lets them; a whole look also takes in those nobody knew."""
+        self,
+        rows: Mapping[int, KubernetesRun],
+        at: datetime,
+        *,
+        is_whole: bool = False,
+        others: Collection[int] = (),
+    ) -> dict[int, KubernetesRun]:
+        """Bring these runs on, as far as the cluster lets them.
+
+        Args:
+            is_whole: Take in those that nobody knew.
+            others: More allocations to take in so.
+        """
+        asked = {*rows, *others}
         with self._wire() as wire:
-            jobs = {writing.whose(job)[0]: job for job in wire.jobs(self._ours)}
+            # Jobs first: what one that is suspended has of pods can only become less.
+            listed = (
+                wire.list_all(Kind.JOBS, self._ours)[0] if is_whole else self._read(wire, Kind.JOBS, asked)
+            )
+            jobs = {writing.whose(job)[0]: job for job in listed}
             pods: dict[int, list[Item]] = defaultdict(list)
-            for pod in wire.pods(self._ours):
+            listed = (
+                wire.list_all(Kind.PODS, self._ours)[0] if is_whole else self._read(wire, Kind.PODS, asked)
+            )
+            for pod in listed:
                 pods[writing.whose(pod)[0]].append(pod)
-            known = {row.allocation_id: row for row in rows}
-            if is_whole:
-                missing = {*jobs, *pods} - set(known)
-                forgotten = self._rows(missing)
-                for allocation_id in missing - set(forgotten):
-                    item = jobs.get(allocation_id) or pods[allocation_id][0]
-                    known[allocation_id] = self._stranger(item, at)
-                for allocation_id, row in forgotten.items():
-                    self._clear(wire, jobs.get(allocation_id), pods[allocation_id], row)
+            known = dict(rows)
+            missing = {*jobs, *pods} - set(known)
+            forgotten = self._rows(missing)
+            for allocation_id in missing - set(forgotten):
+                item = jobs.get(allocation_id) or pods[allocation_id][0]
+                known[allocation_id] = self._stranger(item, at)
+            for allocation_id, row in forgotten.items():
+                self._clear(wire, jobs.get(allocation_id), pods[allocation_id], row)
             for allocation_id, row in known.items():
                 self._follow(wire, row, jobs.get(allocation_id), pods[allocation_id], at)
-            return list(known.values())
+        if self._watches is not None:
+            for allocation_id, row in known.items():
+                self._note_rest(self._watches, row, jobs.get(allocation_id), pods[allocation_id], at)
+        return known
+
+    def _note_rest(
+        self, watches: Watches, row: KubernetesRun, job: Item | None, pods: Sequence[Item], at: datetime
+    ) -> None:
+        """Remember what a run looks like that only runs, until a watch tells that it looks otherwise."""
+        if (
+            row.ended_at is None
+            and job is not None
+            and not self._has_ahead(row, at)
+            and _only_runs(job, pods)
+        ):
+            watches.settled[row.allocation_id] = {
+                one["metadata"]["uid"]: one["metadata"]["resourceVersion"] for one in (job, *pods)
+            }
+        else:
+            watches.settled.pop(row.allocation_id, None)
 
     def _stranger(self, item: Item, at: datetime) -> KubernetesRun:
         """The rows were set back to an earlier day: what runs is told, so that it is ended or followed."""
@@ -416,21 +509,35 @@ class KubernetesBackend(KeptRuns[KubernetesRun]):
 
     def _live_log(self, allocation_id: int, rank: int) -> bytes:
         with self._wire() as wire:
-            pods = wire.pods(
-                f"{self._ours},{writing.ALLOCATION}={int(allocation_id)},{writing.INDEX}={int(rank)}"
+            pods, _ = wire.list_all(
+                Kind.PODS, f"{self._ours},{ALLOCATION}={int(allocation_id)},{writing.INDEX}={int(rank)}"
             )
             return b"".join(wire.log(pod, LOG_LIMIT_BYTES) for pod in pods[:1] if pod["spec"].get("nodeName"))
 
     # Surveying
 
     def survey(self, *, at: datetime) -> Survey:
+        watches = self._watches
         with self._wire() as wire:
-            nodes, pods, mine = wire.nodes(), wire.all_pods(), wire.pods(self._ours)
             version = wire.version()
-        sizes = {node["metadata"]["name"]: self._n_devices(node) for node in nodes}
+            if watches is None:
+                new = new_watches(self._place.address, mark=self._place.mark, resource=self._place.resource)
+                nodes, others, mine = (
+                    new.nodes.list_all(wire),
+                    new.others.list_all(wire),
+                    new.pods.list_all(wire),
+                )
+            else:
+                nodes, others, mine = (
+                    watches.nodes.read(wire),
+                    watches.others.read(wire),
+                    watches.pods.read(wire),
+                )
+        found = [one.item for one in nodes.values()]
+        sizes = {node["metadata"]["name"]: self._n_devices(node) for node in found}
         return Survey(
-            nodes=tuple(self._surveyed(node) for node in nodes),
-            foreign=tuple(self._uses(pods, mine, sizes)),
+            nodes=tuple(self._surveyed(node) for node in found),
+            foreign=tuple(_uses(others.values(), mine.values(), sizes)),
             version=version,
         )
 
@@ -456,54 +563,20 @@ class KubernetesBackend(KeptRuns[KubernetesRun]):
             reason=notes.get(OUR_CORDON, "cordoned" if is_cordoned else ""),
         )
 
-    def _uses(
-        self, pods: Sequence[Item], mine: Sequence[Item], sizes: Mapping[str, int]
-    ) -> Iterator[ForeignUse]:
-        """What pods of others hold. Kubernetes tells numbers, no indices: those that ours do not use come first."""
-        bound: dict[str, set[int]] = defaultdict(set)
-        coming: dict[str, set[int]] = defaultdict(set)
-        for pod in mine:
-            if not is_over(pod):
-                place = writing.placement_of(pod)[writing.rank_of(pod)]
-                (bound if pod["spec"].get("nodeName") else coming)[place.node].update(place.devices)
-        free = {
-            node: sorted(
-                range(n_devices), key=lambda index: (index in bound[node], index in coming[node], index)
-            )
-            for node, n_devices in sizes.items()
-        }
-        for pod in sorted(
-            pods, key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["uid"])
-        ):
-            meta, node = pod["metadata"], pod["spec"]["nodeName"]
-            n_held = writing.gpus_of(pod, self._place.resource)
-            if not n_held or node not in free or (meta.get("labels") or {}).get(MARK) == self._place.mark:
-                continue
-            taken, free[node] = free[node][:n_held], free[node][n_held:]
-            if taken:
-                yield ForeignUse(
-                    key=meta["uid"],
-                    node=node,
-                    device_indices=tuple(sorted(taken)),
-                    label=f"Pod {meta['namespace']}/{meta['name']}",
-                    are_exact=False,
-                    since_at=writing.started_at(pod),
-                )
-
     def drain(self, node: str, reason: str) -> None:
         """Cordon it, unless somebody else has: a cordon that is not ours is never lifted by us."""
         with self._wire() as wire:
-            found = next((one for one in wire.nodes() if one["metadata"]["name"] == node), None)
-            if found is not None and not found["spec"].get("unschedulable"):
-                note = {"annotations": {OUR_CORDON: reason or "drained"}}
-                wire.patch_node(node, {"metadata": note, "spec": {"unschedulable": True}})
+            for found in wire.list_all(Kind.NODES, name=node)[0]:
+                if not found["spec"].get("unschedulable"):
+                    note = {"annotations": {OUR_CORDON: reason or "drained"}}
+                    wire.patch_node(found, {"metadata": note, "spec": {"unschedulable": True}})
 
     def resume(self, node: str) -> None:
         with self._wire() as wire:
-            found = next((one for one in wire.nodes() if one["metadata"]["name"] == node), None)
-            if found is not None and OUR_CORDON in (found["metadata"].get("annotations") or {}):
-                note = {"annotations": {OUR_CORDON: None}}
-                wire.patch_node(node, {"metadata": note, "spec": {"unschedulable": None}})
+            for found in wire.list_all(Kind.NODES, name=node)[0]:
+                if OUR_CORDON in (found["metadata"].get("annotations") or {}):
+                    note = {"annotations": {OUR_CORDON: None}}
+                    wire.patch_node(found, {"metadata": note, "spec": {"unschedulable": None}})
 
     # Probing
 
@@ -512,7 +585,7 @@ class KubernetesBackend(KeptRuns[KubernetesRun]):
         if not nodes:
             return []
         with self._wire() as wire:
-            known = {one["metadata"]["name"]: one for one in wire.nodes()}
+            known = {one["metadata"]["name"]: one for one in wire.list_all(Kind.NODES)[0]}
         return [
             NodeReport(
                 node=node.name,
@@ -575,6 +648,62 @@ def _seen(row: KubernetesRun) -> Seen:
         message=row.message,
         nodes_at_fault=tuple(row.nodes_at_fault),
     )
+
+
+def _versions_of(jobs: Mapping[str, OwnJob], pods: Mapping[str, OwnPod]) -> dict[int, dict[str, str]]:
+    """By allocation, the version of everything of it, by uid."""
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    for some in (jobs, pods):
+        for uid, one in some.items():
+            found[one.allocation_id][uid] = one.version
+    return dict(found)
+
+
+def _only_runs(job: Item, pods: Sequence[Item]) -> bool:
+    """Whether all ranks run, and nobody has anything else in mind."""
+    ends = ("Complete", "Failed", "FailureTarget", "SuccessCriteriaMet", "Suspended")
+    return (
+        not is_leaving(job)
+        and not job["spec"].get("suspend")
+        and not writing.has_condition(job, *ends)
+        and len(pods) == int(job["spec"]["completions"])
+        and all(
+            pod["status"].get("phase") == "Running"
+            and not is_leaving(pod)
+            and not is_gated(pod)
+            and not writing.has_condition(pod, "DisruptionTarget")
+            for pod in pods
+        )
+    )
+
+
+def _uses(
+    others: Iterable[OtherPod], mine: Iterable[OwnPod], sizes: Mapping[str, int]
+) -> Iterator[ForeignUse]:
+    """What pods of others hold. Kubernetes tells numbers, no indices: those that ours do not use come first."""
+    bound: dict[str, set[int]] = defaultdict(set)
+    coming: dict[str, set[int]] = defaultdict(set)
+    for pod in mine:
+        if not pod.is_over:
+            (bound if pod.is_bound else coming)[pod.place.node].update(pod.place.devices)
+    free = {
+        node: sorted(range(n_devices), key=lambda index: (index in bound[node], index in coming[node], index))
+        for node, n_devices in sizes.items()
+    }
+    for other in sorted(others, key=lambda one: (one.created_at, one.uid)):
+        if other.node not in free:
+            continue
+        taken = free[other.node][: other.n_devices]
+        free[other.node] = free[other.node][other.n_devices :]
+        if taken:
+            yield ForeignUse(
+                key=other.uid,
+                node=other.node,
+                device_indices=tuple(sorted(taken)),
+                label=f"Pod {other.namespace}/{other.name}",
+                are_exact=False,
+                since_at=other.started_at,
+            )
 
 
 def _reasons(job: Item) -> dict[str, str]:

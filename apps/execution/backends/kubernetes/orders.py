@@ -252,8 +252,19 @@ def started_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def gpus_of(pod: Mapping[str, Any], resource: str) -> int:
-    limits = [one.get("resources", {}).get("limits") or {} for one in pod["spec"].get("containers", [])]
-    return sum(int(one.get(resource, 0)) for one in limits)
+    """How many devices it holds. Containers that only begin it hold theirs one after another, unless they stay."""
+    stay = most = 0
+    for one in pod["spec"].get("initContainers") or []:
+        n_held = _limit_of(one, resource)
+        if one.get("restartPolicy") == "Always":
+            stay += n_held
+        else:
+            most = max(most, stay + n_held)
+    return max(most, stay + sum(_limit_of(one, resource) for one in pod["spec"].get("containers") or []))
+
+
+def _limit_of(container: Mapping[str, Any], resource: str) -> int:
+    return int((container.get("resources", {}).get("limits") or {}).get(resource, 0))
 
 
 def label_of(node: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -4,12 +4,15 @@ Nothing here knows of allocations. Whatever keeps an answer from coming is an Ou
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 import urllib3
 from kubernetes import client
+from kubernetes.watch.watch import iter_resp_lines
 
 from apps.core.errors import OutsideError
 
@@ -20,6 +23,15 @@ _LIST_TRIES: Final = 3
 _REFUSED_FOR_GOOD: Final = frozenset({400, 422})
 
 Item = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """What is listed and watched."""
+
+    JOBS = "jobs"  # of our namespace
+    PODS = "pods"  # of our namespace
+    BOUND_PODS = "bound pods"  # of all namespaces: those that are on a node and not over
+    NODES = "nodes"
 
 
 class NoAnswer(OutsideError):
@@ -70,10 +82,56 @@ class Wire:
     def version(self) -> str:
         return str(self._read(self._version.get_code)["gitVersion"])
 
-    # Jobs
+    def is_there(self) -> None:
+        """Ask for nothing, as whoever may list Jobs. Raises OutsideError where that is not answered."""
+        self._read(
+            self._batch.list_namespaced_job, self._namespace, field_selector="metadata.name=-", limit=1
+        )
 
-    def jobs(self, selector: str) -> list[Item]:
-        return self._list(self._batch.list_namespaced_job, self._namespace, label_selector=selector)
+    # Lists and watches
+
+    def list_all(self, kind: Kind, selector: str = "", *, name: str = "") -> tuple[list[Item], str]:
+        """All of a kind as of one moment, and the version that a watch goes on from.
+
+        From the beginning again where that moment was compacted between two pages.
+        """
+        call, args, which = self._asked(kind, selector, name)
+        for n_left in reversed(range(_LIST_TRIES)):
+            try:
+                return self._pages(call, *args, **which)
+            except KubernetesError as error:
+                if error.code != 410 or not n_left:
+                    raise
+        raise AssertionError("the last try raises or returns")
+
+    def watch(
+        self, kind: Kind, selector: str, *, since: str, stream_s: int, silence_s: float
+    ) -> Iterator[Item]:
+        """What changes, one event after another, until the server ends it after `stream_s`.
+
+        Raises OutsideError when it breaks, or nothing comes for `silence_s`. An event may be an error itself.
+        """
+        call, args, which = self._asked(kind, selector)
+        answer = self._call(
+            call,
+            *args,
+            **which,
+            watch=True,
+            resource_version=since,
+            allow_watch_bookmarks=True,
+            timeout_seconds=stream_s,
+            patience_s=silence_s,
+            is_stream=True,
+        )
+        try:
+            with _told():
+                for line in iter_resp_lines(answer):
+                    if line.strip():
+                        yield json.loads(line)
+        finally:
+            answer.close()
+
+    # Jobs
 
     def create_job(self, body: Mapping[str, Any]) -> None:
         """Twice changes nothing the second time: names are ours alone."""
@@ -92,17 +150,6 @@ class Wire:
         self._delete(self._batch.delete_namespaced_job, job, propagation_policy="Foreground")
 
     # Pods
-
-    def pods(self, selector: str) -> list[Item]:
-        """Pods of our namespace."""
-        return self._list(self._core.list_namespaced_pod, self._namespace, label_selector=selector)
-
-    def all_pods(self) -> list[Item]:
-        """Pods of all namespaces that are on a node and not over."""
-        return self._list(
-            self._core.list_pod_for_all_namespaces,
-            field_selector="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
-        )
 
     def patch_pod(self, pod: Item, steps: Sequence[Mapping[str, Any]]) -> bool:
         return self._patch(self._core.patch_namespaced_pod, pod, steps)
@@ -126,25 +173,37 @@ class Wire:
 
     # Nodes
 
-    def nodes(self) -> list[Item]:
-        return self._list(self._core.list_node)
-
-    def patch_node(self, name: str, body: Mapping[str, Any]) -> None:
-        self._read(self._core.patch_node, name, body)
+    def patch_node(self, node: Item, body: Mapping[str, Any]) -> bool:
+        """Change this node as it was read; False: somebody has changed it meanwhile, or it is gone."""
+        meta = {**body.get("metadata", {}), "resourceVersion": node["metadata"]["resourceVersion"]}
+        try:
+            self._read(self._core.patch_node, node["metadata"]["name"], {**body, "metadata": meta})
+        except KubernetesError as error:
+            if error.code in (404, 409):
+                return False
+            raise
+        return True
 
     # Within
 
-    def _list(self, call: Callable[..., Any], *args: Any, **which: Any) -> list[Item]:
-        """All of it as of one moment, page by page; from the beginning where that moment was compacted meanwhile."""
-        for n_left in reversed(range(_LIST_TRIES)):
-            try:
-                return self._pages(call, *args, **which)
-            except KubernetesError as error:
-                if error.code != 410 or not n_left:
-                    raise
-        raise AssertionError("the last try raises or returns")
+    def _asked(
+        self, kind: Kind, selector: str, name: str = ""
+    ) -> tuple[Callable[..., Any], tuple[str, ...], dict[str, str]]:
+        which = {"label_selector": selector} if selector else {}
+        if name:
+            which["field_selector"] = f"metadata.name={name}"
+        match kind:
+            case Kind.JOBS:
+                return self._batch.list_namespaced_job, (self._namespace,), which
+            case Kind.PODS:
+                return self._core.list_namespaced_pod, (self._namespace,), which
+            case Kind.BOUND_PODS:
+                which["field_selector"] = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+                return self._core.list_pod_for_all_namespaces, (), which
+            case Kind.NODES:
+                return self._core.list_node, (), which
 
-    def _pages(self, call: Callable[..., Any], *args: Any, **which: Any) -> list[Item]:
+    def _pages(self, call: Callable[..., Any], *args: Any, **which: Any) -> tuple[list[Item], str]:
         items: list[Item] = []
         following: dict[str, str] = {}
         while True:
@@ -152,7 +211,7 @@ class Wire:
             items += found["items"]
             token = found["metadata"].get("continue")
             if not token:
-                return items
+                return items, found["metadata"]["resourceVersion"]
             following = {"_continue": token}
 
     def _patch(self, call: Callable[..., Any], one: Item, steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -179,19 +238,33 @@ class Wire:
         return json.loads(self._call(call, *args, **more).data)
 
     @staticmethod
-    def _call(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        try:
-            answer = call(*args, **more, _preload_content=False, _request_timeout=PATIENCE_S)
-            data = answer.data
-        except client.ApiException as error:
-            raise KubernetesError(f"Kubernetes refuses: {error.reason}.", code=error.status or 0) from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise NoAnswer(f"Kubernetes does not answer: {type(error).__name__}.") from error
-        except ValueError as error:
-            raise OutsideError(f"Kubernetes cannot be given this: {error}"[:500], permanent=True) from error
-        if not 200 <= answer.status < 300:
+    def _call(
+        call: Callable[..., Any],
+        *args: Any,
+        patience_s: float = PATIENCE_S,
+        is_stream: bool = False,
+        **more: Any,
+    ) -> Any:
+        with _told():
+            answer = call(*args, **more, _preload_content=False, _request_timeout=patience_s)
+            is_good = 200 <= answer.status < 300
+            data = b"" if is_stream and is_good else answer.data
+        if not is_good:
             raise KubernetesError(f"Kubernetes refuses: {_said(data)}", code=answer.status)
         return answer
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whatever goes wrong on the way is an OutsideError."""
+    try:
+        yield
+    except client.ApiException as error:
+        raise KubernetesError(f"Kubernetes refuses: {error.reason}.", code=error.status or 0) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise NoAnswer(f"Kubernetes does not answer: {type(error).__name__}.") from error
+    except ValueError as error:
+        raise OutsideError(f"Kubernetes cannot be given this: {error}"[:500], permanent=True) from error
 
 
 def _said(data: bytes) -> str:
